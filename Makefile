@@ -1,0 +1,39 @@
+# `make demo` and `make test` do all their own set-up in .venv from a bare python3.
+PYTHON ?= python3
+# One environment an interpreter, so that PYTHON=python3.12 does not reuse another version's.
+VENV   ?= .venv$(if $(filter python3,$(PYTHON)),,-$(notdir $(PYTHON)))
+BIN    := $(VENV)/bin
+DEMO   ?= results/demo
+
+.PHONY: demo test test-slow lint docs clean
+.DELETE_ON_ERROR:
+
+$(VENV)/installed: pyproject.toml autotune/__init__.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --editable .
+	touch $@
+
+$(VENV)/installed-test: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	touch $@
+
+demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not here, emit their table
+	$(BIN)/autotune sweep --target v6e --preset smoke --out $(DEMO)
+	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO)/tuned_block_sizes.py
+
+test: $(VENV)/installed-test lint  ## everything but the slow suite
+	$(BIN)/python -m pytest -m 'not slow'
+
+test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes
+	$(BIN)/python -m pytest -m slow
+
+lint: $(VENV)/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
+	$(BIN)/python -m autotune.commands.reference > docs/cli.md
+
+clean:
+	rm -rf .venv .venv-* build *.egg-info

@@ -1,0 +1,1 @@
+"""The kernel being tuned: its shapes, its batches, and JAX's implementation of it."""

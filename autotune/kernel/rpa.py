@@ -1,0 +1,150 @@
+"""JAX's ragged paged attention kernel: what it is called with, its table, its reference, its fingerprint."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.kernel.problem import BlockSizes, Layout, Problem, Program, Settings, TableKey
+from autotune.kernel.workload import Batch
+
+# The shape at which a program is compiled. Its schedule is the same at every other (see Layout), with one
+# exception that these numbers avoid: with a single query block the compiler removes the grid's loop.
+COMPILE_TOKENS = 1024
+COMPILE_PAGES_PER_SEQ = 16
+COMPILE_NUM_SEQS = 128
+COMPILE_TOTAL_PAGES = 1024
+
+
+def compile_problem(layout: Layout, blocks: BlockSizes) -> Problem:
+    """The problem at which a program is compiled: at least two query blocks and one whole KV block."""
+    return Problem(
+        q_dtype=layout.q_dtype,
+        kv_dtype=layout.kv_dtype,
+        num_q_heads=layout.num_q_heads,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        page_size=layout.page_size,
+        max_num_batched_tokens=max(COMPILE_TOKENS, 2 * blocks.num_queries_per_blk),
+        pages_per_seq=max(COMPILE_PAGES_PER_SEQ, blocks.num_kv_pages_per_blk),
+        max_num_seqs=COMPILE_NUM_SEQS,
+    )
+
+
+def kernel_call(blocks: BlockSizes | None, settings: Settings) -> Callable[..., Any]:
+    """The kernel with its static arguments filled in; without blocks it asks its own table."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+    static: dict[str, Any] = {
+        "sliding_window": settings.sliding_window,
+        "soft_cap": settings.soft_cap,
+        "k_scale": settings.k_scale,
+        "v_scale": settings.v_scale,
+        "vmem_limit_bytes": settings.vmem_limit_bytes,
+    }
+    if blocks is not None:
+        static["num_kv_pages_per_block"] = blocks.num_kv_pages_per_blk
+        static["num_queries_per_block"] = blocks.num_queries_per_blk
+    return functools.partial(kernel.ragged_paged_attention, **static)
+
+
+def abstract_arguments(problem: Problem, total_num_pages: int, sharding: Any) -> tuple[Any, ...]:
+    """The kernel's six array arguments as ShapeDtypeStructs, for tracing and compiling without data."""
+    import jax
+    import jax.numpy as jnp
+
+    return tuple(
+        jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
+        for shape, dtype in _argument_shapes(problem, total_num_pages)
+    )
+
+
+def _argument_shapes(problem: Problem, total_num_pages: int) -> list[tuple[tuple[int, ...], str]]:
+    tokens, seqs = problem.max_num_batched_tokens, problem.max_num_seqs
+    return [
+        ((tokens, problem.num_q_heads, problem.head_dim), problem.q_dtype),
+        ((total_num_pages, problem.page_size, 2 * problem.num_kv_heads, problem.head_dim), problem.kv_dtype),
+        ((seqs,), "int32"),  # kv_lens
+        ((seqs, problem.pages_per_seq), "int32"),  # page_indices
+        ((seqs + 1,), "int32"),  # cu_q_lens
+        ((1,), "int32"),  # num_seqs
+    ]
+
+
+def real_arguments(problem: Problem, batch: Batch, seed: int = 0) -> tuple[Any, ...]:
+    """The kernel's six array arguments with data, on jax's default device.
+
+    Queries and KV pages are standard normal from the seed, made on the device; the ragged lengths and the
+    page table are the batch's.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    shapes = _argument_shapes(problem, batch.total_num_pages)
+    keys = jax.random.split(jax.random.key(seed), 2)
+    q, kv_pages = (
+        jax.random.normal(key, shape, jnp.float32).astype(jnp.dtype(dtype))
+        for key, (shape, dtype) in zip(keys, shapes[:2], strict=True)
+    )
+    ragged = (batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs)
+    return (q, kv_pages, *(jnp.asarray(array) for array in ragged))
+
+
+def reference(arguments: tuple[Any, ...], settings: Settings) -> Any:
+    """JAX's own reference of the kernel: f[sum of q_lens, num_q_heads, head_dim]."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+    return kernel.ref_ragged_paged_attention(
+        *arguments,
+        sliding_window=settings.sliding_window,
+        soft_cap=settings.soft_cap,
+        k_scale=settings.k_scale,
+        v_scale=settings.v_scale,
+    )
+
+
+def scratch_bytes(program: Program) -> int:
+    """VMEM bytes that the program cannot do without: a lower bound of what the compiler allocates.
+
+    The kernel's own scratch: two buffers of a KV block, the running maximum and sum (128 lanes of float32 a
+    query and head) and the float32 accumulator. Padding to the hardware's tiles, the double-buffered windows
+    of q and output, and register spills come on top; the compiler's verdict counts them.
+    """
+    layout, blocks = program.layout, program.blocks
+    kv_buffers = 2 * blocks.num_kv_pages_per_blk * layout.page_size * layout.kv_bytes_per_token
+    rows = blocks.num_queries_per_blk * layout.num_q_heads
+    return kv_buffers + 2 * rows * 128 * 4 + rows * layout.head_dim * 4
+
+
+def page_table_bytes(problem: Problem) -> int:
+    """SMEM bytes of the page table: rows of int32, padded to 128 columns."""
+    return problem.max_num_seqs * -(-problem.pages_per_seq // 128) * 128 * 4
+
+
+def published_table() -> Mapping[str, Mapping[TableKey, BlockSizes]]:
+    """The installed JAX's tuned block sizes, by the device names that its own look-up uses."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
+
+    return {
+        name: {TableKey(*key): BlockSizes(*value) for key, value in rows.items()}
+        for name, rows in tuned_block_sizes.TUNED_BLOCK_SIZES.items()
+    }
+
+
+def default_blocks(tpu_version: int) -> BlockSizes:
+    """What JAX's look-up answers for a key that its table does not hold, before clamping.
+
+    From get_tuned_block_sizes of jax 0.10.2; a test asks the installed one.
+    """
+    return BlockSizes(32, 32) if tpu_version == 4 else BlockSizes(128, 32)
+
+
+def fingerprint() -> str:
+    """The first 12 hex digits of the SHA-256 of the installed kernel's source."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+    assert kernel.__file__ is not None
+    return hashlib.sha256(Path(kernel.__file__).read_bytes()).hexdigest()[:12]

@@ -1,0 +1,141 @@
+"""Compile a program ahead of time for a generation, with libtpu's own compiler and no TPU.
+
+The environment of a compiling process must be set before jax is imported there (`environment`), and one
+process compiles for every generation in turn. A fault in the compiler may abort the process: run this in one
+that may die.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.kernel.problem import Program
+from autotune.kernel.rpa import COMPILE_TOTAL_PAGES, abstract_arguments, compile_problem, kernel_call
+from autotune.tpu.chips import Generation
+from autotune.tpu.schedule import ListingError, Schedule, dump_flags, read_schedule
+
+KERNEL_NAME = "ragged_paged_attention_kernel"
+
+_UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# Three ways in which the compiler says that something does not fit, each with the bytes it needs and has.
+_OVERFLOWS = (
+    ("vmem_oom", re.compile(r"Scoped allocation with size ([\d.]+)([BKMG]?) and limit ([\d.]+)([BKMG]?)")),
+    ("vmem_oom", re.compile(r"memory space vmem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) vmem")),
+    ("smem_oom", re.compile(r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).*space=smem", re.S)),
+    ("smem_oom", re.compile(r"memory space smem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) smem")),
+)  # fmt: skip
+MAX_ERROR_CHARS = 500
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The compiler's verdict on one program.
+
+    status: ok, vmem_oom, smem_oom, compile_error, invalid, timeout or crashed.
+    schedule: of an ok program.
+    needed_bytes, limit_bytes: of an overflow, as the compiler states them.
+    error: the first line of what it said, for everything that is not ok.
+    seconds: wall time of tracing, lowering and compiling; None where nothing was compiled.
+    """
+
+    status: str
+    schedule: Schedule | None = None
+    needed_bytes: int | None = None
+    limit_bytes: int | None = None
+    error: str | None = None
+    seconds: float | None = None
+
+
+def environment(dump_folder: Path) -> dict[str, str]:
+    """Variables that a compiling process needs before it imports jax."""
+    return {
+        "JAX_PLATFORMS": "cpu",  # the host stays a CPU host; the TPU is only a compile target
+        "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server who we are
+        "TPU_WORKER_HOSTNAMES": "localhost",  # else libtpu warns at length that it is not set
+        "TPU_ACCELERATOR_TYPE": "v6e-4",  # the same; the topology named below decides what is compiled for
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a second process aborts on libtpu's lockfile
+        "TPU_STDERR_LOG_LEVEL": "3",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "LIBTPU_INIT_ARGS": dump_flags(dump_folder),
+    }
+
+
+@functools.cache
+def target_device(topology_name: str) -> Any:
+    """The first device of a topology that is not attached.
+
+    Raises:
+      RuntimeError or ValueError, from jax: there is no libtpu, or it does not know the topology.
+    """
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(platform="tpu", topology_name=topology_name).devices[0]
+
+
+def lower(generation: Generation, program: Program) -> Any:
+    """The program, traced and lowered for a generation at its compile shape."""
+    import jax
+    from jax.sharding import SingleDeviceSharding
+
+    device = target_device(generation.topology_name)
+    problem = compile_problem(program.layout, program.blocks)
+    arguments = abstract_arguments(problem, COMPILE_TOTAL_PAGES, SingleDeviceSharding(device))
+    # Without the default device, tracing asks the CPU which TPU it is and fails.
+    with jax.default_device(device):
+        return jax.jit(kernel_call(program.blocks, program.settings)).trace(*arguments).lower()
+
+
+def compile_program(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
+    """The compiler's verdict on a program; its listings are read from the dump folder, then removed."""
+    _clear(dump_folder)
+    start = time.perf_counter()
+    try:
+        lowered = lower(generation, program)
+    except (ValueError, AssertionError) as error:  # how the kernel refuses static arguments
+        return Compiled(status="invalid", error=first_line(error), seconds=time.perf_counter() - start)
+    except Exception as error:
+        return _failed(error, time.perf_counter() - start)
+    try:
+        lowered.compile()
+        seconds = time.perf_counter() - start
+        return Compiled(status="ok", schedule=read_schedule(dump_folder, KERNEL_NAME), seconds=seconds)
+    except ListingError as error:
+        return Compiled(status="compile_error", error=first_line(error), seconds=time.perf_counter() - start)
+    except Exception as error:  # XlaRuntimeError, MosaicError: jax has no public class over all of them
+        return _failed(error, time.perf_counter() - start)
+    finally:
+        _clear(dump_folder)
+
+
+def _failed(error: Exception, seconds: float) -> Compiled:
+    message = str(error)
+    for status, pattern in _OVERFLOWS:
+        if match := pattern.search(message):
+            needed, needed_unit, limit, limit_unit = match.groups()
+            return Compiled(
+                status=status,
+                needed_bytes=round(float(needed) * _UNITS[needed_unit]),
+                limit_bytes=round(float(limit) * _UNITS[limit_unit]),
+                error=first_line(error),
+                seconds=seconds,
+            )
+    return Compiled(status="compile_error", error=first_line(error), seconds=seconds)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message that says something, cut to 500 characters."""
+    for line in str(error).splitlines():
+        if line.strip():
+            return line.strip()[:MAX_ERROR_CHARS]
+    return type(error).__name__
+
+
+def _clear(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()

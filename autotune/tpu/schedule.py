@@ -1,0 +1,100 @@
+"""The compiler's listing of a kernel: VLIW bundles by loop depth, and what it allocates.
+
+libtpu writes two files that matter here when LIBTPU_INIT_ARGS holds `dump_flags`. The final bundles are one
+line a core cycle, `0x1f LB: >> { ... }`: an address, an optional two-letter mark, and as many '>' as loops
+around it. The listing before it, in which every allocation has its final place, has lines such as
+`#allocation2 [shape = '...', space=vmem, size = 0x100000, offset = 0x20000, scoped, tag = '...']`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+_BUNDLES_PASS = "final_bundles"
+_ALLOCATIONS_PASS = "post-delay-converter"
+
+_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*(>*)")
+_ALLOCATION = re.compile(
+    r"#allocation\d+\w* \[shape = '[^']*', space=(?P<space>\w+), size = 0x(?P<size>[0-9a-f]+),"
+    r" offset = (?:0x)?(?P<offset>[0-9a-f]+), scoped"
+)
+
+# A listing is read a line at a time, so its size costs time, not memory; past this it is not one of ours.
+MAX_LISTING_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """What one kernel's listing says.
+
+    cycles: bundles by loop depth. For the ragged paged attention kernel depth 0 is once a call, 1 a grid
+    step (one query block), 2 a sequence's visit to that block, 3 one KV block.
+    vmem_bytes, smem_bytes: the end of the furthest scoped allocation, register spills included.
+    """
+
+    cycles: tuple[int, ...]
+    vmem_bytes: int
+    smem_bytes: int
+
+
+class ListingError(Exception):
+    """The files are not the listing of one kernel that this module knows."""
+
+
+def dump_flags(folder: Path) -> str:
+    """Flags for LIBTPU_INIT_ARGS that make the compiler write just these listings to a folder.
+
+    The full dump takes ten times the compile's time; the pass filter keeps the two files that are read.
+    """
+    return (
+        f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true "
+        f"--xla_jf_dump_llo_pass_label_regex=.*({_BUNDLES_PASS}|{_ALLOCATIONS_PASS}).*"
+    )
+
+
+def read_schedule(folder: Path, kernel_name: str) -> Schedule:
+    """The schedule of the one kernel of this name whose listings are in the folder.
+
+    Raises:
+      ListingError: a listing is missing, there are several, or one is not in the known form.
+    """
+    cycles = parse_bundles(_only(folder, f"*{kernel_name}*-{_BUNDLES_PASS}.txt"))
+    vmem, smem = parse_allocations(_only(folder, f"*{kernel_name}*-{_ALLOCATIONS_PASS}.txt"))
+    return Schedule(cycles, vmem, smem)
+
+
+def _only(folder: Path, pattern: str) -> Path:
+    paths = list(folder.glob(pattern))
+    if len(paths) != 1:
+        raise ListingError(f"the compiler wrote {len(paths)} listings {pattern!r}, not one")
+    if paths[0].stat().st_size > MAX_LISTING_BYTES:
+        raise ListingError(f"the compiler's listing {paths[0].name!r} is over {MAX_LISTING_BYTES} bytes")
+    return paths[0]
+
+
+def parse_bundles(path: Path) -> tuple[int, ...]:
+    """Bundles by loop depth, from 0 to the deepest, of a final-bundles listing."""
+    counts: dict[int, int] = {}
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if match := _BUNDLE.match(line):
+                depth = len(match[1])
+                counts[depth] = counts.get(depth, 0) + 1
+    if not counts:
+        raise ListingError(f"the compiler's listing {path.name!r} holds no bundle")
+    return tuple(counts.get(depth, 0) for depth in range(max(counts) + 1))
+
+
+def parse_allocations(path: Path) -> tuple[int, int]:
+    """(VMEM, SMEM) bytes in use, from a listing whose allocations have offsets."""
+    ends = {"vmem": 0, "smem": 0}
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            for match in _ALLOCATION.finditer(line):
+                end = int(match["offset"], 16) + int(match["size"], 16)
+                ends[match["space"]] = max(ends.get(match["space"], 0), end)
+    if not ends["vmem"]:
+        raise ListingError(f"the compiler's listing {path.name!r} holds no VMEM allocation")
+    return ends["vmem"], ends["smem"]
