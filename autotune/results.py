@@ -1,0 +1,293 @@
+"""The parquet data set of a sweep: one row a (target, key, block sizes, workload, source), failures included.
+
+A data set is a folder. Each append writes a new file beside the others under a temporary name and renames it,
+so a reader sees whole files only, and any number of sweeps may append at once. Rows are never changed: the
+newest of two rows with one identity counts, and reading drops the others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import os
+import socket
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune.errors import UsageError
+from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
+from autotune.kernel.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+MEASURED, MODELLED, INTERPRETED = SOURCES = ("measured", "modelled", "interpreted")
+STATUSES = (
+    "ok",
+    "vmem_oom",
+    "smem_oom",
+    "compile_error",
+    "invalid",
+    "timeout",
+    "crashed",
+    "wrong_result",
+)
+
+# (name, arrow type, meaning): the schema, and the table in docs/results.md, which a test compares with this.
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("schema_version", "int32", f"version of this schema: {SCHEMA_VERSION}"),
+    ("target", "string", "TPU generation compiled for or attached: v4, v5e, v5p, v6e, v7x"),
+    ("q_dtype", "string", "key: dtype of the queries"),
+    ("kv_dtype", "string", "key: dtype of the KV pages"),
+    ("num_q_heads_per_blk", "int64", "key: query heads of a block, a power of two"),
+    ("num_kv_heads_per_blk", "int64", "key: KV heads of a block, a power of two"),
+    ("head_dim", "int64", "key: head dimension, a multiple of 128"),
+    ("page_size", "int64", "key: tokens of a page"),
+    ("max_num_batched_tokens", "int64", "key: tokens of a batch"),
+    ("max_model_len", "int64", "key: page_size * pages_per_seq"),
+    ("num_q_heads", "int64", "problem: query heads of the call"),
+    ("num_kv_heads", "int64", "problem: KV heads of the call"),
+    ("pages_per_seq", "int64", "problem: columns of the page table"),
+    ("max_num_seqs", "int64", "problem: rows of the page table"),
+    ("num_kv_pages_per_blk", "int64", "candidate: KV pages of a block"),
+    ("num_queries_per_blk", "int64", "candidate: queries of a block"),
+    ("sliding_window", "int64", "static argument of the kernel, null if not given"),
+    ("soft_cap", "float64", "static argument of the kernel, null if not given"),
+    ("k_scale", "float64", "static argument of the kernel, null if not given"),
+    ("v_scale", "float64", "static argument of the kernel, null if not given"),
+    ("vmem_limit_bytes", "int64", "static argument of the kernel, null for the compiler's own limit"),
+    ("workload", "string", "name of the ragged batch, or the path of its CSV file"),
+    ("workload_fingerprint", "string", "hash of its (q_len, kv_len) pairs"),
+    ("source", "string", "where latency_us comes from: measured, modelled or interpreted"),
+    ("status", "string", "ok, or why there is no latency: " + ", ".join(STATUSES[1:])),
+    ("latency_us", "float64", "microseconds of one call: the median if measured; null unless ok"),
+    ("latency_low_us", "float64", "lower end of the interval of the median, null unless timed"),
+    ("latency_high_us", "float64", "upper end of the interval of the median, null unless timed"),
+    ("samples_us", "list<float64>", "every timing, microseconds, null unless timed"),
+    ("timer", "string", "what timed it: device trace or wall clock, null unless timed"),
+    ("chip", "int64", "index of the chip that timed it on its host, null unless timed"),
+    ("cycles", "list<int64>", "bundles of the schedule by loop depth: call, query block, visit, KV block"),
+    ("vmem_used_bytes", "int64", "VMEM that the program allocates, spills included"),
+    ("smem_used_bytes", "int64", "SMEM that the program allocates at its compile shape"),
+    ("needed_bytes", "int64", "of an overflow: what the program needs; a lower bound if not compiled"),
+    ("limit_bytes", "int64", "of an overflow: what there is"),
+    ("compile_seconds", "float64", "wall time of the compile, null if this row needed none"),
+    ("jax", "string", "version of jax"),
+    ("jaxlib", "string", "version of jaxlib"),
+    ("libtpu", "string", "version of libtpu"),
+    ("autotune", "string", "version of this tool"),
+    ("kernel_fingerprint", "string", "hash of the kernel's source"),
+    ("model", "string", "version of the cost model and its calibration, null unless modelled"),
+    ("device_kind", "string", "as the compile target's or the attached device spells it"),
+    ("host", "string", "name of the host that made the row"),
+    ("time", "timestamp[us, UTC]", "when the row was made"),
+    ("error", "string", "first line of what went wrong, null if ok"),
+)
+
+KEY_COLUMNS = list(TableKey._fields)
+BLOCK_COLUMNS = list(BlockSizes._fields)
+SETTING_COLUMNS = [field.name for field in dataclasses.fields(Settings)]
+# Rows with different tools are different measurements: an update of jax or libtpu tunes anew.
+TOOL_COLUMNS = ["jax", "jaxlib", "libtpu", "kernel_fingerprint"]
+IDENTITY = [
+    "target",
+    *KEY_COLUMNS,
+    "max_num_seqs",
+    *BLOCK_COLUMNS,
+    *SETTING_COLUMNS,
+    "workload_fingerprint",
+    "source",
+    "model",
+    *TOOL_COLUMNS,
+]
+
+
+@functools.cache
+def schema() -> pa.Schema:
+    """COLUMNS as an arrow schema; every column may hold nulls, so that older files stay readable."""
+    import pyarrow as pa
+
+    types = {
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "string": pa.string(),
+        "list<float64>": pa.list_(pa.float64()),
+        "list<int64>": pa.list_(pa.int64()),
+        "timestamp[us, UTC]": pa.timestamp("us", tz="UTC"),
+    }
+    return pa.schema([pa.field(name, types[kind]) for name, kind, _ in COLUMNS])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tools:
+    """Versions of what makes a row; part of its identity."""
+
+    jax: str
+    jaxlib: str
+    libtpu: str | None
+    kernel_fingerprint: str
+
+    @classmethod
+    def installed(cls) -> Tools:
+        """Those of this environment."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        from autotune.kernel import rpa
+
+        try:
+            libtpu = version("libtpu")
+        except PackageNotFoundError:
+            libtpu = None
+        return cls(version("jax"), version("jaxlib"), libtpu, rpa.fingerprint())
+
+
+def row(
+    *,
+    target: str,
+    device_kind: str,
+    key: TableKey,
+    problem: Problem,
+    program: Program,
+    workload: Workload,
+    source: str,
+    status: str,
+    tools: Tools,
+    **values: Any,
+) -> dict[str, Any]:
+    """One row; `values` are further columns, those not given are null.
+
+    Raises:
+      KeyError: a value's name is no column.
+    """
+    import autotune
+
+    filled: dict[str, Any] = dict.fromkeys(name for name, _, _ in COLUMNS)
+    filled.update(
+        schema_version=SCHEMA_VERSION,
+        target=target,
+        device_kind=device_kind,
+        num_q_heads=problem.num_q_heads,
+        num_kv_heads=problem.num_kv_heads,
+        pages_per_seq=problem.pages_per_seq,
+        max_num_seqs=problem.max_num_seqs,
+        workload=workload.name,
+        workload_fingerprint=workload.fingerprint,
+        source=source,
+        status=status,
+        autotune=autotune.__version__,
+        host=socket.gethostname(),
+        time=datetime.datetime.now(datetime.UTC),
+        **key._asdict(),
+        **program.blocks._asdict(),
+        **dataclasses.asdict(program.settings),
+        **dataclasses.asdict(tools),
+    )
+    for name, value in values.items():
+        if name not in filled:
+            raise KeyError(f"{name} is no column of a row")
+        filled[name] = value
+    return filled
+
+
+def identity(filled: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells a row from others: two rows with one identity are the same candidate, made twice."""
+    return tuple(filled[name] for name in IDENTITY)
+
+
+def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows to a data set, all or none of them; they are on disk when this returns.
+
+    Raises:
+      UsageError: the folder cannot be made or written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([dict(r) for r in rows], schema=schema())
+    if not table.num_rows:
+        return
+    name = f"rows-{uuid.uuid4().hex}"
+    hidden = folder / f".{name}.tmp"  # readers pass over names that begin with a dot
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with hidden.open("wb") as file:
+            pq.write_table(table, file, compression="zstd")
+            file.flush()
+            os.fsync(file.fileno())
+        hidden.rename(folder / f"{name}.parquet")
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise UsageError(f"results folder {str(folder)!r} cannot be written: {error.strerror}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise UsageError(f"results folder {str(folder)!r} does not exist: `autotune sweep --out` makes one")
+    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+
+
+def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The rows of a data set, the newest of each identity, in an order that the files' names do not change.
+
+    columns: those to read, IDENTITY, status and time always among them; all by default.
+
+    Raises:
+      UsageError: no such folder, or a file in it that is not of this schema; the message names it.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    wanted = schema()
+    if columns is not None:
+        names = [n for n in wanted.names if n in {*columns, *IDENTITY, "status", "time"}]
+        wanted = pa.schema([wanted.field(name) for name in names])
+    tables = []
+    for path in _files(folder):
+        try:
+            # An open handle, for a name ending in .parquet would else be looked at as a data set.
+            with path.open("rb") as handle:
+                file = pq.ParquetFile(handle)
+                present = [name for name in wanted.names if name in file.schema_arrow.names]
+                if "schema_version" not in file.schema_arrow.names:
+                    raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
+                table = file.read(columns=present)
+            for name in wanted.names:
+                if name not in present:
+                    table = table.append_column(
+                        wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
+                    )
+            tables.append(table.select(wanted.names).cast(wanted))
+        except (pa.ArrowException, OSError) as error:
+            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+            raise UsageError(
+                f"{str(path)!r} cannot be read as parquet rows ({reason}): move it out of the folder"
+            ) from None
+    frame = (pa.concat_tables(tables) if tables else wanted.empty_table()).to_pandas(
+        types_mapper=_nullable_types().get, ignore_metadata=True
+    )
+    frame = frame.sort_values("time", kind="stable").drop_duplicates(IDENTITY, keep="last")
+    return frame.sort_values(IDENTITY, kind="stable", ignore_index=True)
+
+
+def _nullable_types() -> dict[pa.DataType, Any]:
+    """Whole numbers and text that may be missing stay what they are: no 100.0 for a limit in bytes."""
+    import pandas as pd
+    import pyarrow as pa
+
+    return {pa.int64(): pd.Int64Dtype(), pa.int32(): pd.Int32Dtype(), pa.string(): pd.StringDtype("pyarrow")}
+
+
+def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The frame's rows as plain Python values, None where a value is missing."""
+    import pyarrow as pa
+
+    names = [name for name in schema().names if name in frame.columns]
+    part = pa.schema([schema().field(name) for name in names])
+    return pa.Table.from_pandas(frame[names], schema=part, preserve_index=False).to_pylist()  # type: ignore[no-any-return]
