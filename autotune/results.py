@@ -290,4 +290,4 @@ def rows_of(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
     names = [name for name in schema().names if name in frame.columns]
     part = pa.schema([schema().field(name) for name in names])
-    return pa.Table.from_pandas(frame[names], schema=part, preserve_index=False).to_pylist()  # type: ignore[no-any-return]
+    return pa.Table.from_pandas(frame[names], schema=part, preserve_index=False).to_pylist()

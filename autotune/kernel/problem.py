@@ -94,9 +94,8 @@ class Problem:
         """Refuses what no call of the kernel can have, as ValueError."""
         for name in ("q_dtype", "kv_dtype"):
             if getattr(self, name) not in DTYPE_BITS:
-                raise ValueError(
-                    f"{name}={getattr(self, name)} is not a dtype the kernel takes: use {', '.join(DTYPE_BITS)}"
-                )
+                known = ", ".join(DTYPE_BITS)
+                raise ValueError(f"{name}={getattr(self, name)} is not a dtype the kernel takes: use {known}")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and (not isinstance(value, int) or isinstance(value, bool) or value <= 0):
@@ -211,10 +210,13 @@ class Settings:
             raise ValueError(f"vmem_limit_bytes={self.vmem_limit_bytes} must be positive")
 
 
+NO_SETTINGS = Settings()
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """One distinct compile for a target: a layout, a pair of block sizes and the static settings."""
 
     layout: Layout
     blocks: BlockSizes
-    settings: Settings = Settings()
+    settings: Settings = NO_SETTINGS

@@ -1,4 +1,4 @@
-"""Which head counts the installed kernel tiles, the key a problem is looked up by, and what to do otherwise."""
+"""Which head counts the installed kernel tiles, the key of a problem, and what to do about the others."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def sweep_key(problem: Problem) -> TableKey:
     group = next_power_of_2(problem.num_q_heads // problem.num_kv_heads)
     kv_heads = next_power_of_2(problem.num_kv_heads)
     raise UsageError(
-        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}: the kernel puts all heads of this shape in one block "
-        f"and looks it up as ({key.num_q_heads_per_blk}, {key.num_kv_heads_per_blk}), a key that no padded shape has; "
-        f"pad to q_heads={group * kv_heads}, kv_heads={kv_heads} and sweep that"
+        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}: the kernel puts all heads of this "
+        f"shape in one block and looks it up as ({key.num_q_heads_per_blk}, {key.num_kv_heads_per_blk}), a "
+        f"key that no padded shape has; pad to q_heads={group * kv_heads}, kv_heads={kv_heads} and sweep that"
     )
 
 
@@ -123,9 +123,9 @@ def explain_untileable(problem: Problem) -> str:
         for layout in supported_layouts(problem)
     )
     return (
-        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads} with {problem.kv_dtype} KV: the kernel "
-        f"raises 'num_combined_kv_heads={combined} can not be XLA fully tiled', as 2 * kv_heads over the dtype's "
-        "packing in 32 bits must be 1, 2, 4, 8 or a multiple of 8; lay the heads out as "
+        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads} with {problem.kv_dtype} KV: the "
+        f"kernel raises 'num_combined_kv_heads={combined} can not be XLA fully tiled', as 2 * kv_heads over "
+        "the dtype's packing in 32 bits must be 1, 2, 4, 8 or a multiple of 8; lay the heads out as "
         + " or as ".join(options)
         + " and sweep that"
     )

@@ -46,7 +46,8 @@ class Workload:
             return f"its {len(self.sequences)} sequences are more than max_num_seqs={problem.max_num_seqs}"
         tokens = sum(s.q_len for s in self.sequences)
         if tokens > problem.max_num_batched_tokens:
-            return f"its {tokens} new tokens are more than max_num_batched_tokens={problem.max_num_batched_tokens}"
+            limit = problem.max_num_batched_tokens
+            return f"its {tokens} new tokens are more than max_num_batched_tokens={limit}"
         longest = max(s.kv_len for s in self.sequences)
         if longest > problem.max_model_len:
             return f"its kv_len {longest} is more than max_model_len={problem.max_model_len}"
@@ -104,7 +105,7 @@ def _prefills(
 
 
 def _fitted(problem: Problem, sequences: list[Sequence]) -> tuple[Sequence, ...]:
-    """The sequences that fit in the problem's tokens and rows; the last one is cut short rather than dropped."""
+    """The sequences that fit in the problem's tokens and rows; the last one is cut short, not dropped."""
     room = problem.max_num_batched_tokens
     fitted: list[Sequence] = []
     for q_len, kv_len in sequences[: problem.max_num_seqs]:

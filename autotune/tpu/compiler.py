@@ -26,7 +26,7 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _OVERFLOWS = (
     ("vmem_oom", re.compile(r"Scoped allocation with size ([\d.]+)([BKMG]?) and limit ([\d.]+)([BKMG]?)")),
     ("vmem_oom", re.compile(r"memory space vmem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) vmem")),
-    ("smem_oom", re.compile(r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).*space=smem", re.S)),
+    ("smem_oom", re.compile(r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).*=smem")),
     ("smem_oom", re.compile(r"memory space smem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) smem")),
 )  # fmt: skip
 MAX_ERROR_CHARS = 500

@@ -1,0 +1,82 @@
+"""The `autotune` command: commands are loaded when they are asked for, and errors become one line.
+
+Importing jax or pandas costs a second, so neither this module nor those of the commands import them before a
+command runs; help texts and usage errors are there at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from autotune import __version__
+from autotune.errors import EXIT_INTERRUPTED, AutotuneError
+
+# In the order of `autotune --help`: as one meets them.
+COMMANDS = {
+    "sweep": "Try block sizes on a TPU generation and record every result.",
+    "show": "Print the winners of a results folder.",
+    "emit": "Write the Python table of tuned block sizes.",
+}
+
+
+class _Commands(click.Group):
+    """Loads a command's module when it is asked for; lists them without loading any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"autotune.commands.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Start with: autotune sweep --target v6e --preset smoke --out results/first",
+)
+@click.version_option(__version__, prog_name="autotune")
+def cli() -> None:
+    """Find block sizes for JAX's ragged paged attention kernel on TPUs, and publish them as a table.
+
+    A sweep records rows to parquet; tables are made from rows. With a --target, the real TPU compiler and a
+    cost model over its schedule stand in for the TPU, and every row and table says so.
+    """
+
+
+def main() -> NoReturn:
+    """Run the command line; exit codes: 0 done, 1 differences or failed checks, 2 wrong usage, 3 this machine
+    cannot do it, 130 interrupted."""
+    # A preempted host sends SIGTERM: leave as for Ctrl-C, with everything recorded.
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code: Any = cli.main(prog_name="autotune", standalone_mode=False)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        code = EXIT_INTERRUPTED
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except AutotuneError as error:
+        click.echo(f"Error: {error}", err=True)
+        code = error.exit_code
+    except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
+        sys.stderr.close()
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,98 @@
+"""What several commands parse: lists of numbers, sizes in bytes, shapes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from autotune.errors import UsageError
+from autotune.kernel.problem import DTYPE_BITS, Problem
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+class Numbers(click.ParamType[tuple[int, ...]]):
+    """Positive whole numbers, separated by commas."""
+
+    name = "N,N,..."
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split(",")]
+        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+            self.fail(f"{value!r} is not a list of positive whole numbers such as 4,8,16", param, ctx)
+        return tuple(sorted({int(part) for part in parts}))
+
+
+class Size(click.ParamType[int]):
+    """A size in bytes: 67108864, 64MiB, 64M (the units are binary)."""
+
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = _SIZE.fullmatch(value.strip())
+        if not match or float(match[1]) == 0:
+            self.fail(f"{value!r} is not a size such as 100MiB, 64M or 67108864", param, ctx)
+        return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+SHAPE_FIELDS = (
+    "q_heads",
+    "kv_heads",
+    "head_dim",
+    "page_size",
+    "max_num_batched_tokens",
+    "max_model_len",
+    "q_dtype",
+    "kv_dtype",
+)
+_EXAMPLE = "q_heads=8,kv_heads=2,head_dim=128,page_size=128,max_num_batched_tokens=1024,max_model_len=2048"
+
+
+def parse_shape(text: str, max_num_seqs: int) -> Problem:
+    """The problem that a --shape describes; dtypes are bfloat16 unless given.
+
+    Raises:
+      UsageError: a field is unknown, missing, given twice, or has a value that no call can have.
+    """
+    fields: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in SHAPE_FIELDS:
+            raise UsageError(f"--shape: {part!r} is not one of {', '.join(SHAPE_FIELDS)} as name=value")
+        if name in fields:
+            raise UsageError(f"--shape: {name} is given twice, in {text!r}")
+        fields[name] = value
+    dtypes = {name: fields.pop(name, "bfloat16") for name in ("q_dtype", "kv_dtype")}
+    for name, dtype in dtypes.items():
+        if dtype not in DTYPE_BITS:
+            raise UsageError(f"--shape: {name}={dtype} is unknown: use {', '.join(DTYPE_BITS)}")
+    missing = [name for name in SHAPE_FIELDS[:6] if name not in fields]
+    if missing:
+        raise UsageError(f"--shape: {', '.join(missing)} missing in {text!r}; an example: {_EXAMPLE}")
+    numbers = {}
+    for name, value in fields.items():
+        if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+            raise UsageError(f"--shape: {name}={value} must be a positive whole number")
+        numbers[name] = int(value)
+    try:
+        return Problem(
+            num_q_heads=numbers["q_heads"],
+            num_kv_heads=numbers["kv_heads"],
+            head_dim=numbers["head_dim"],
+            page_size=numbers["page_size"],
+            max_num_batched_tokens=numbers["max_num_batched_tokens"],
+            pages_per_seq=-(-numbers["max_model_len"] // numbers["page_size"]),
+            max_num_seqs=max_num_seqs,
+            **dtypes,
+        )
+    except ValueError as error:
+        raise UsageError(f"--shape: {error}") from None

@@ -1,0 +1,20 @@
+"""`autotune show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+
+@click.command(epilog="Example: autotune show results/first")
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--target", help="Only this TPU generation.")
+def command(folder: Path, target: str | None) -> None:
+    """Print the winners of a results folder, beside what JAX's look-up answers today."""
+    from autotune import show
+    from autotune.tpu import chips
+
+    if target is not None:
+        chips.by_name(target)
+    show.display(show.overview(folder, target))

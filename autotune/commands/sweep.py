@@ -1,0 +1,235 @@
+"""`autotune sweep`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.commands.options import Numbers, Size, parse_shape
+from autotune.errors import EXIT_INTERRUPTED, UsageError
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
+
+if TYPE_CHECKING:
+    from autotune.plan import Plan, Request
+    from autotune.sweep import Summary
+
+TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
+PRESETS = ("smoke", "published")
+
+
+@click.command(
+    epilog=(
+        "Example: autotune sweep --target v6e --out results/llama --shape q_heads=32,kv_heads=8,"
+        "head_dim=128,page_size=128,max_num_batched_tokens=2048,max_model_len=4096"
+    )
+)
+@click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    help="TPU generation to compile for, none being needed. Without it: the attached TPU.",
+)
+@click.option("--preset", type=click.Choice(PRESETS), help="A named set of keys to sweep.")
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=VALUE,...",
+    help="A call's shape: q_heads, kv_heads, head_dim, page_size, max_num_batched_tokens, max_model_len, and "
+    "if not bfloat16, q_dtype and kv_dtype. Swept under the key that JAX looks it up by. Repeatable.",
+)
+@click.option("--kv-pages", type=Numbers(), help="num_kv_pages_per_blk to try. [default: by page size]")
+@click.option("--queries", type=Numbers(), help="num_queries_per_blk to try. [default: 32,64,128,256]")
+@click.option(
+    "--workload",
+    "workloads",
+    multiple=True,
+    metavar="NAME|FILE.csv",
+    help="Ragged batch to judge by: mixed, decode-heavy, prefill-heavy, or a CSV file of q_len,kv_len lines. "
+    "Repeatable. [default: the three]",
+)
+@click.option(
+    "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
+)
+@click.option("--sliding-window", type=click.IntRange(min=1), help="Static argument of the kernel.")
+@click.option("--soft-cap", type=float, help="Static argument of the kernel.")
+@click.option("--k-scale", type=float, help="Static argument of the kernel.")
+@click.option("--v-scale", type=float, help="Static argument of the kernel.")
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1, 65536),
+    default=DEFAULT_MAX_NUM_SEQS,
+    show_default=True,
+    help="Rows of the page table: the most sequences of a batch.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the generated batches."
+)
+@click.option("--jobs", type=click.IntRange(1, 1024), help="Compiles at once. [default: the cores]")
+@click.option(
+    "--compile-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=900.0,
+    show_default=True,
+    help="Seconds that one compile may take.",
+)
+@click.option("--retry-failed", is_flag=True, help="Compile again what timed out or crashed before.")
+@click.option("--out", type=click.Path(path_type=Path), help="Results folder; rows are added to it.")
+@click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
+def command(
+    target: str | None,
+    preset: str | None,
+    shapes: tuple[str, ...],
+    kv_pages: tuple[int, ...] | None,
+    queries: tuple[int, ...] | None,
+    workloads: tuple[str, ...],
+    vmem_limit: int | None,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    k_scale: float | None,
+    v_scale: float | None,
+    max_num_seqs: int,
+    seed: int,
+    jobs: int | None,
+    compile_timeout: float,
+    retry_failed: bool,
+    out: Path | None,
+    dry_run: bool,
+) -> None:
+    """Try block sizes on a TPU generation and record every result.
+
+    Each candidate pair (num_kv_pages_per_blk, num_queries_per_blk) of each key becomes a row of parquet in
+    the results folder, failures included. Stop it at any moment: the same command goes on where it was.
+
+    With --target, libtpu's own compiler says what fits and a cost model over its schedule predicts the
+    latency. These rows say `modelled`; nothing was timed.
+    """
+    if target is None:
+        from autotune.tpu.attached import no_tpu
+
+        raise no_tpu()
+    if not preset and not shapes:
+        raise UsageError("nothing to sweep: give --preset smoke, --preset published or a --shape")
+    if out is None and not dry_run:
+        raise UsageError("--out is missing: name a results folder, such as --out results/first")
+    if out is not None and out.exists() and not out.is_dir():
+        raise UsageError(f"--out {str(out)!r} is a file: name a folder")
+    problems = [parse_shape(text, max_num_seqs) for text in shapes]
+    try:
+        settings = Settings(
+            sliding_window=sliding_window,
+            soft_cap=soft_cap,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            vmem_limit_bytes=vmem_limit,
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+    # jax and pandas from here on.
+    from autotune import presets, sweep
+    from autotune.kernel import workload
+    from autotune.kernel.tiling import sweep_key
+    from autotune.plan import Request
+    from autotune.tpu import chips
+
+    keys: dict[TableKey, None] = dict.fromkeys(presets.keys(preset) if preset else ())
+    for problem in problems:
+        key = sweep_key(problem)
+        keys[key] = None
+        if key.canonical_problem(max_num_seqs) != problem:
+            click.echo(
+                f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}, "
+                f"max_model_len={problem.max_model_len}: JAX looks this shape up under the key "
+                f"({_key_text(key)}), so it is swept at that padded shape",
+                err=True,
+            )
+    named = workloads or tuple(workload.GENERATORS)
+    request = Request(
+        generation=chips.by_name(target),
+        keys=tuple(keys),
+        kv_pages=kv_pages,
+        queries=queries,
+        workloads=tuple(
+            n if n in workload.GENERATORS or not _is_file(n) else workload.from_csv(n) for n in named
+        ),
+        settings=settings,
+        max_num_seqs=max_num_seqs,
+        seed=seed,
+        retry_failed=retry_failed,
+    )
+    plan = sweep.load(out or Path(os.devnull), request)
+    cores = (
+        jobs or len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else jobs or os.cpu_count() or 1
+    )
+    _announce(request, plan, cores)
+    if dry_run:
+        return
+    assert out is not None
+    summary = _run(request, plan, out, cores, compile_timeout)
+    _report(summary, request, out)
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".csv") or os.sep in name or Path(name).exists()
+
+
+def _key_text(key: TableKey) -> str:
+    return ", ".join(str(value) for value in key)
+
+
+def _announce(request: Request, plan: Plan, jobs: int) -> None:
+    from autotune.progress import duration
+    from autotune.space import expected_compile_seconds
+
+    seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
+    parts = [f"{len(plan.incumbents)} keys, {plan.candidates} candidates"]
+    if plan.recorded:
+        parts.append(f"{plan.recorded} recorded before")
+    if plan.reused:
+        parts.append(f"{plan.reused} known from rows of the same program")
+    if plan.ruled_out:
+        parts.append(f"{plan.ruled_out} ruled out without a compile")
+    parts.append(f"{len(plan.waiting)} programs to compile for {request.generation}")
+    if plan.saved:
+        parts.append(f"{plan.saved} compiles saved, as keys share programs")
+    if plan.waiting:
+        parts.append(f"about {duration(seconds)} on {jobs} cores")
+    click.echo("; ".join(parts), err=True)
+
+
+def _run(request: Request, plan: Plan, out: Path, jobs: int, timeout: float) -> Summary:
+    from autotune import sweep
+    from autotune.progress import CompileProgress
+    from autotune.space import expected_compile_seconds
+
+    expected = sum(map(expected_compile_seconds, plan.waiting))
+    try:
+        with CompileProgress(len(plan.waiting), expected, jobs) as progress:
+            return sweep.run(request, plan, out, jobs, timeout, progress)
+    except KeyboardInterrupt:
+        again = shlex.join(["autotune", *sys.argv[1:]])
+        click.echo(f"interrupted; everything so far is recorded in {out}. To go on:\n  {again}", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _report(summary: Summary, request: Request, out: Path) -> None:
+    from autotune import show
+
+    plan = summary.plan
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common()) or "none"
+    click.echo(f"newly recorded candidates: {counts}", err=True)
+    click.echo(
+        f"{summary.compiled} programs compiled, {plan.saved} compiles saved by sharing programs between "
+        f"keys, {plan.ruled_out} ruled out without one",
+        err=True,
+    )
+    show.display(show.overview(out, request.generation.name))
+    folder = shlex.quote(str(out))
+    click.echo(f"Next: autotune emit {folder} --allow-modelled -o tuned_block_sizes.py")

@@ -1,0 +1,217 @@
+"""What a sweep has to do: the candidates of every key, the distinct programs behind them, what is known."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotune import results, space
+from autotune.errors import UsageError
+from autotune.incumbents import Incumbent, incumbent
+from autotune.kernel import workload
+from autotune.kernel.problem import (
+    DEFAULT_MAX_NUM_SEQS,
+    NO_SETTINGS,
+    BlockSizes,
+    Layout,
+    Problem,
+    Program,
+    Settings,
+    TableKey,
+)
+from autotune.kernel.rpa import published_table
+from autotune.kernel.workload import Workload
+from autotune.tpu.chips import Generation
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+    """What was asked for. kv_pages and queries of None leave the candidates to `space`.
+
+    workloads: names that `workload.generate` knows, and Workloads that were read from files.
+    """
+
+    generation: Generation
+    keys: tuple[TableKey, ...]
+    kv_pages: tuple[int, ...] | None = None
+    queries: tuple[int, ...] | None = None
+    workloads: tuple[str | Workload, ...] = tuple(workload.GENERATORS)
+    settings: Settings = NO_SETTINGS
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    seed: int = 0
+    retry_failed: bool = False
+
+
+class Trial(NamedTuple):
+    """A candidate of a key, with the workloads for which it has no row yet."""
+
+    key: TableKey
+    problem: Problem
+    program: Program
+    workloads: tuple[Workload, ...]
+
+
+@dataclasses.dataclass
+class Plan:
+    """settled: trials whose verdict needs no compile. waiting: programs to compile, each with its trials.
+
+    incumbents: what a look-up answers today, by key. recorded: candidates whose rows are all there already.
+    """
+
+    settled: list[tuple[Trial, Compiled]]
+    waiting: dict[Program, list[Trial]]
+    incumbents: dict[TableKey, Incumbent]
+    recorded: int
+    ruled_out: int
+    reused: int
+
+    @property
+    def saved(self) -> int:
+        """Compiles that are not run because another key has the same program."""
+        return sum(len(trials) - 1 for trials in self.waiting.values())
+
+    @property
+    def candidates(self) -> int:
+        """Candidates of all keys, recorded ones included."""
+        return self.recorded + len(self.settled) + sum(map(len, self.waiting.values()))
+
+    def ordered(self) -> list[Program]:
+        """The programs to compile, those expected to take longest first, so that no core ends up waiting."""
+        return sorted(self.waiting, key=space.expected_compile_seconds, reverse=True)
+
+
+def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools, model: str | None) -> Plan:
+    """The plan of a sweep, given the rows that its folder holds.
+
+    frame: rows as `results.read` gives them; None for a new folder. model: version of the cost model that
+    will fill latencies.
+
+    Raises:
+      UsageError: a workload does not fit a key.
+    """
+    recorded, verdicts = _known(request, frame, tools)
+    published = published_table()
+    plan = Plan([], {}, {}, 0, 0, 0)
+    for key in dict.fromkeys(request.keys):
+        problem = key.canonical_problem(request.max_num_seqs)
+        workloads = tuple(_workload(w, key, problem, request.seed) for w in request.workloads)
+        plan.incumbents[key] = now = incumbent(request.generation, key, published)
+        incumbents = [blocks for blocks in now if blocks]
+        for blocks in space.candidates(problem, request.kv_pages, request.queries, incumbents):
+            program = Program(layout=problem.layout, blocks=blocks, settings=request.settings)
+            missing = tuple(
+                w for w in workloads if _identity(request, key, program, w, tools, model) not in recorded
+            )
+            trial = Trial(key, problem, program, missing)
+            if not missing:
+                plan.recorded += 1
+            elif verdict := _without_compile(request, problem, program):
+                plan.ruled_out += 1
+                plan.settled.append((trial, verdict))
+            elif known := verdicts.get(program):
+                plan.reused += 1
+                plan.settled.append((trial, known))
+            else:
+                plan.waiting.setdefault(program, []).append(trial)
+    return plan
+
+
+def _workload(wanted: str | Workload, key: TableKey, problem: Problem, seed: int) -> Workload:
+    batch = workload.generate(wanted, problem, seed) if isinstance(wanted, str) else wanted
+    if misfit := batch.misfit(problem):
+        raise UsageError(f"workload {batch.name!r} does not fit the key {tuple(key)}: {misfit}")
+    return batch
+
+
+def _without_compile(request: Request, problem: Problem, program: Program) -> Compiled | None:
+    named = request.kv_pages is not None or request.queries is not None
+    return (
+        space.ruled_out(problem, program.blocks)
+        or space.page_table_overflow(request.generation, problem)
+        or space.scratch_overflow(request.generation, program, named=named)
+    )
+
+
+def _identity(
+    request: Request,
+    key: TableKey,
+    program: Program,
+    batch: Workload,
+    tools: results.Tools,
+    model: str | None,
+) -> tuple[Any, ...]:
+    return results.identity(
+        {
+            "target": request.generation.name,
+            "max_num_seqs": request.max_num_seqs,
+            "workload_fingerprint": batch.fingerprint,
+            "source": results.MODELLED,
+            "model": model,
+            **key._asdict(),
+            **program.blocks._asdict(),
+            **dataclasses.asdict(program.settings),
+            **dataclasses.asdict(tools),
+        }
+    )
+
+
+def _known(
+    request: Request, frame: pd.DataFrame | None, tools: results.Tools
+) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
+    """Identities of the rows that are there, and the compiler's verdicts that they hold."""
+    recorded: set[tuple[Any, ...]] = set()
+    verdicts: dict[Program, Compiled] = {}
+    if frame is None:
+        return recorded, verdicts
+    mine = (frame["target"] == request.generation.name) & (frame["source"] != results.INTERPRETED)
+    for name, value in dataclasses.asdict(tools).items():
+        mine &= frame[name].isna() if value is None else frame[name] == value
+    for line in _cleaned(results.rows_of(frame[mine])):
+        if request.retry_failed and line["status"] in ("timeout", "crashed"):
+            continue
+        recorded.add(results.identity(line))
+        if line["compile_seconds"] is not None:
+            verdicts[program_of(line)] = _verdict(line)
+    return recorded, verdicts
+
+
+def _cleaned(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Rows of a status that this version knows; others are another version's, and made anew."""
+    return (line for line in rows if line["status"] in results.STATUSES)
+
+
+def program_of(line: Mapping[str, Any]) -> Program:
+    """The program behind a row."""
+    return Program(
+        layout=Layout(
+            q_dtype=line["q_dtype"],
+            kv_dtype=line["kv_dtype"],
+            num_q_heads=line["num_q_heads"],
+            num_kv_heads=line["num_kv_heads"],
+            head_dim=line["head_dim"],
+            page_size=line["page_size"],
+        ),
+        blocks=BlockSizes(line["num_kv_pages_per_blk"], line["num_queries_per_blk"]),
+        settings=Settings(**{name: line[name] for name in results.SETTING_COLUMNS}),
+    )
+
+
+def _verdict(line: Mapping[str, Any]) -> Compiled:
+    schedule = None
+    if line["cycles"] is not None:
+        schedule = Schedule(tuple(line["cycles"]), line["vmem_used_bytes"], line["smem_used_bytes"])
+    return Compiled(
+        # A program whose page table overflowed at this row's key compiled well, and may fit another key.
+        status="ok" if schedule else line["status"],
+        schedule=schedule,
+        needed_bytes=line["needed_bytes"],
+        limit_bytes=line["limit_bytes"],
+        error=line["error"],
+        seconds=line["compile_seconds"],
+    )

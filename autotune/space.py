@@ -1,0 +1,133 @@
+"""Candidates of a key, and which of them need no compile to be ruled out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autotune.kernel.problem import BlockSizes, Problem, Program
+from autotune.kernel.rpa import COMPILE_NUM_SEQS, compile_problem, page_table_bytes, scratch_bytes
+from autotune.tpu.chips import MIB, Generation, hardware, vmem_limit
+from autotune.tpu.compiler import Compiled
+
+# KV tokens of a block that are worth trying by default. Smaller ones are lost in the cost of starting a copy,
+# larger ones take minutes to compile and, at the published shapes, overflow or lose.
+KV_TOKENS = (128, 2048)
+QUERIES = (32, 64, 128, 256)
+
+
+def default_kv_pages(problem: Problem) -> list[int]:
+    """Powers of two within pages_per_seq whose KV blocks hold 128 to 2048 tokens; the nearest if none."""
+    low, high = KV_TOKENS
+    powers = [1 << i for i in range(problem.pages_per_seq.bit_length())]
+    fitting = [p for p in powers if low <= p * problem.page_size <= high]
+    return fitting or [powers[0] if problem.page_size > high else powers[-1]]
+
+
+def default_queries(problem: Problem) -> list[int]:
+    """The usual numbers of queries, within max_num_batched_tokens; all tokens if there are fewer than 32."""
+    return [q for q in QUERIES if q <= problem.max_num_batched_tokens] or [problem.max_num_batched_tokens]
+
+
+def candidates(
+    problem: Problem,
+    kv_pages: Sequence[int] | None = None,
+    queries: Sequence[int] | None = None,
+    incumbents: Iterable[BlockSizes] = (),
+) -> list[BlockSizes]:
+    """Candidates to try for a problem, sorted.
+
+    Numbers that are named are all tried, too large ones included (a row says why they cannot be). With both
+    dimensions left open, the incumbents are tried too: a winner is only worth committing against them.
+    """
+    grid = {
+        BlockSizes(pages, q)
+        for pages in kv_pages or default_kv_pages(problem)
+        for q in queries or default_queries(problem)
+    }
+    if kv_pages is None and queries is None:
+        grid |= {b.clamped(problem.pages_per_seq, problem.max_num_batched_tokens) for b in incumbents}
+    return sorted(grid)
+
+
+def ruled_out(problem: Problem, blocks: BlockSizes) -> Compiled | None:
+    """The verdict on a candidate that a call of this shape cannot have; None if it can."""
+    if blocks.num_kv_pages_per_blk > problem.pages_per_seq:
+        return _invalid("num_kv_pages_per_blk", blocks[0], "pages_per_seq", problem.pages_per_seq)
+    if blocks.num_queries_per_blk > problem.max_num_batched_tokens:
+        return _invalid(
+            "num_queries_per_blk", blocks[1], "max_num_batched_tokens", problem.max_num_batched_tokens
+        )
+    return None
+
+
+def _invalid(name: str, value: int, bound: str, limit: int) -> Compiled:
+    return Compiled(status="invalid", error=f"{name}={value} is more than {bound}={limit}")
+
+
+def page_table_overflow(generation: Generation, problem: Problem) -> Compiled | None:
+    """The verdict on every candidate of a problem whose page table alone is larger than SMEM."""
+    needed, limit = page_table_bytes(problem), hardware(generation).smem_bytes
+    if needed <= limit:
+        return None
+    return Compiled(
+        status="smem_oom",
+        needed_bytes=needed,
+        limit_bytes=limit,
+        error=(
+            f"the page table, {problem.max_num_seqs} rows of {problem.pages_per_seq} pages, is larger "
+            "than SMEM: use a larger page_size"
+        ),
+    )
+
+
+def smem_overflow(generation: Generation, problem: Problem, program: Program, used: int) -> Compiled | None:
+    """The verdict on a compiled program at a problem with a larger page table than it was compiled with.
+
+    used: SMEM bytes of the program at its compile shape.
+    """
+    compiled_at = compile_problem(program.layout, program.blocks)
+    lengths = 2 * 4 * max(0, problem.max_num_seqs - COMPILE_NUM_SEQS)  # kv_lens and cu_q_lens
+    needed = used - page_table_bytes(compiled_at) + page_table_bytes(problem) + lengths
+    limit = hardware(generation).smem_bytes
+    if needed <= limit:
+        return None
+    return Compiled(
+        status="smem_oom",
+        needed_bytes=needed,
+        limit_bytes=limit,
+        error=f"with its page table of {page_table_bytes(problem)} bytes the program is larger than SMEM",
+    )
+
+
+def scratch_overflow(generation: Generation, program: Program, *, named: bool) -> Compiled | None:
+    """The verdict on a program whose scratch alone is larger than its VMEM limit; None if it may fit.
+
+    named: the user named these block sizes, and is owed the compiler's own figure where it can give one: then
+    only what exceeds the core's VMEM, whatever the limit, is ruled out.
+    """
+    needed = scratch_bytes(program)
+    limit = (
+        hardware(generation).vmem_bytes
+        if named
+        else vmem_limit(generation, program.settings.vmem_limit_bytes)
+    )
+    if needed <= limit:
+        return None
+    return Compiled(
+        status="vmem_oom",
+        needed_bytes=needed,
+        limit_bytes=vmem_limit(generation, program.settings.vmem_limit_bytes),
+        error=f"not compiled: the kernel's scratch alone needs {needed / MIB:.2f} MiB of VMEM",
+    )
+
+
+def expected_compile_seconds(program: Program) -> float:
+    """Roughly how long one core compiles a program: to order the work and to say how long it will take.
+
+    A power law through the compile times of the published v6e space (libtpu 0.0.42); a compile may take half
+    or twice as long.
+    """
+    layout, blocks = program.layout, program.blocks
+    rows = layout.num_q_heads * blocks.num_queries_per_blk
+    tokens = blocks.num_kv_pages_per_blk * layout.page_size
+    return 0.2 + 2.7e-4 * rows**0.70 * tokens**0.58 * layout.num_kv_heads**0.65

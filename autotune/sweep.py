@@ -1,0 +1,114 @@
+"""A sweep: plan, compile, predict, record. Rows are all that it makes; tables are made of rows elsewhere."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune import results, space
+from autotune.cost import CALIBRATION, latency_seconds
+from autotune.errors import MachineError
+from autotune.plan import Plan, Request, Trial, make_plan
+from autotune.tpu.chips import Generation
+from autotune.tpu.compiler import Compiled
+from autotune.workers import CompilePool, Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """What a sweep did: candidates newly recorded by status, and compiles run and not run."""
+
+    plan: Plan
+    statuses: Counter[str]
+    compiled: int
+
+
+class Progress(Protocol):
+    """Told of each program that has its verdict."""
+
+    def advance(self, task: Task, verdict: Compiled) -> None: ...
+
+
+def load(folder: Path, request: Request) -> Plan:
+    """The plan of a sweep into a folder, which need not exist yet."""
+    frame = results.read(folder) if folder.is_dir() else None
+    return make_plan(request, frame, results.Tools.installed(), CALIBRATION.version)
+
+
+def require_compiler() -> None:
+    """Raises MachineError where libtpu, and so the TPU compiler, is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("libtpu") is None:
+        raise MachineError(
+            "libtpu, which holds the TPU compiler, is not installed: on Linux x86-64 type "
+            "`pip install 'jax[tpu]'`; it does not exist for other systems"
+        )
+
+
+def run(request: Request, plan: Plan, folder: Path, jobs: int, timeout: float, progress: Progress) -> Summary:
+    """Carry out a plan; each verdict's rows are on disk before the next one is looked at.
+
+    Raises:
+      MachineError: there is something to compile, and no compiler.
+      UsageError: the folder cannot be written.
+    """
+    tools = results.Tools.installed()
+    statuses: Counter[str] = Counter()
+
+    def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
+        rows = []
+        for trial, verdict in settled:
+            made = list(_rows(request.generation, trial, verdict, tools))
+            statuses[made[0]["status"]] += 1
+            rows += made
+        results.append(folder, rows)
+
+    record(plan.settled)
+    tasks = [Task(request.generation.name, program) for program in plan.ordered()]
+    if tasks:
+        require_compiler()
+        with CompilePool(min(jobs, len(tasks)), timeout) as pool:
+            for task, verdict in pool.run(tasks):
+                record((trial, verdict) for trial in plan.waiting[task.program])
+                progress.advance(task, verdict)
+    return Summary(plan, statuses, len(tasks))
+
+
+def _rows(
+    generation: Generation, trial: Trial, verdict: Compiled, tools: results.Tools
+) -> Iterator[dict[str, Any]]:
+    """The rows of one candidate of one key, a row a workload."""
+    compiled = verdict.schedule
+    if compiled:
+        overflow = space.smem_overflow(generation, trial.problem, trial.program, compiled.smem_bytes)
+        if overflow:
+            verdict = dataclasses.replace(overflow, schedule=compiled, seconds=verdict.seconds)
+    for batch in trial.workloads:
+        latency_us = None
+        if verdict.status == "ok" and compiled:
+            seconds = latency_seconds(generation, trial.problem, trial.program.blocks, batch, compiled.cycles)
+            latency_us = seconds * 1e6
+        yield results.row(
+            target=generation.name,
+            device_kind=generation.device_kinds[0],
+            key=trial.key,
+            problem=trial.problem,
+            program=trial.program,
+            workload=batch,
+            source=results.MODELLED,
+            model=CALIBRATION.version,
+            status=verdict.status,
+            tools=tools,
+            latency_us=latency_us,
+            cycles=compiled.cycles if compiled else None,
+            vmem_used_bytes=compiled.vmem_bytes if compiled else None,
+            smem_used_bytes=compiled.smem_bytes if compiled else None,
+            needed_bytes=verdict.needed_bytes,
+            limit_bytes=verdict.limit_bytes,
+            compile_seconds=verdict.seconds,
+            error=verdict.error,
+        )

@@ -1,0 +1,1 @@
+"""Tables of tuned block sizes, as files."""

@@ -1,0 +1,143 @@
+"""Compiles in worker processes, which may crash or hang without hurting anything but their own task."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import pebble
+
+from autotune.kernel.problem import Program
+from autotune.tpu import chips
+from autotune.tpu.compiler import Compiled, compile_program, environment, first_line
+
+ATTEMPTS = 2
+MAX_LOG_TAIL = 4096
+
+
+class Task(NamedTuple):
+    """One program to compile for one target."""
+
+    target: str
+    program: Program
+
+
+class CompilePool:
+    """Worker processes that compile programs; use as a context manager.
+
+    jobs: how many compile at once. timeout: seconds that one compile may take.
+    """
+
+    def __init__(self, jobs: int, timeout: float) -> None:
+        self._timeout = timeout
+        self._folder = Path(tempfile.mkdtemp(prefix="autotune-compile-"))
+        # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
+        self._pool = pebble.ProcessPool(
+            max_workers=jobs,
+            context=multiprocessing.get_context("spawn"),
+            initializer=_start_worker,
+            initargs=(str(self._folder), os.getpid()),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Wait for the workers, or stop them at once when leaving on an error or an interrupt."""
+        if kind is None:
+            self._pool.close()
+        else:
+            self._pool.stop()
+        self._pool.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Compiled]]:
+        """Compile the tasks, in their order over the workers; verdicts come as they are ready.
+
+        A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
+        """
+        done: queue.SimpleQueue[tuple[Task, int, Future[Compiled]]] = queue.SimpleQueue()
+
+        def schedule(task: Task, attempt: int) -> None:
+            future = self._pool.schedule(_compile, args=[task], timeout=self._timeout)
+            future.add_done_callback(lambda finished: done.put((task, attempt, finished)))
+
+        pending = 0
+        for task in tasks:
+            schedule(task, 1)
+            pending += 1
+        while pending:
+            task, attempt, future = done.get()
+            try:
+                verdict = future.result()
+            except TimeoutError:
+                verdict = Compiled(
+                    status="timeout",
+                    error=f"the compile took more than --compile-timeout {self._timeout:g} s",
+                    seconds=self._timeout,
+                )
+            except pebble.ProcessExpired as expired:
+                if attempt < ATTEMPTS:
+                    schedule(task, attempt + 1)
+                    continue
+                verdict = Compiled(status="crashed", error=self._last_words(expired))
+            except Exception as error:  # what a worker could not turn into a verdict, such as no libtpu
+                verdict = Compiled(status="compile_error", error=first_line(error))
+            pending -= 1
+            yield task, verdict
+
+    def _last_words(self, expired: pebble.ProcessExpired) -> str:
+        """How a worker ended, with the last line that it or libtpu wrote."""
+        code = expired.exitcode or 0
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        text = f"the compiling process ended {how}, {ATTEMPTS} times"
+        with contextlib.suppress(OSError):
+            with (self._folder / f"{expired.pid}.log").open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
+                lines = log.read().decode(errors="replace").split("\n")
+            if said := [line.strip() for line in lines if line.strip().isprintable() and line.strip()]:
+                text += f": {said[-1][:200]}"
+        return text
+
+
+def _start_worker(folder: str, parent: int) -> None:
+    """Prepare a worker, before it imports jax."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+    mine = Path(folder) / str(os.getpid())
+    mine.mkdir(parents=True)
+    os.environ.update(environment(mine))
+    # What libtpu prints belongs to a row that failed, not on the user's screen.
+    log = os.open(Path(folder) / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    threading.Thread(target=_leave_with_parent, args=(folder, parent), daemon=True).start()
+
+
+def _leave_with_parent(folder: str, parent: int) -> None:
+    """End this worker soon after its parent was killed, and take the temporary files along."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _compile(task: Task) -> Compiled:
+    dump_folder = Path(os.environ["LIBTPU_INIT_ARGS"].split("--xla_jf_dump_to=")[1].split()[0])
+    return compile_program(chips.by_name(task.target), task.program, dump_folder)
