@@ -36,7 +36,6 @@ class Overview(NamedTuple):
     lines: list[Line]
     statuses: dict[str, int]
     without_winner: list[tuple[str, TableKey]]
-    settings: list[dict[str, object]]
 
 
 def overview(folder: Path, target: str | None = None) -> Overview:
@@ -55,10 +54,8 @@ def overview(folder: Path, target: str | None = None) -> Overview:
     entries = frame.drop_duplicates(["target", *results.KEY_COLUMNS])
     won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
     lost = [e for e in zip(entries["target"], winners.keys_of(entries), strict=True) if e not in won]
-    settings = results.rows_of(frame[results.SETTING_COLUMNS].drop_duplicates())
-    return Overview(
-        _lines(scored, chosen), {str(k): v for k, v in statuses.items()}, sorted(lost), list(settings)
-    )
+    counts = {str(status): int(count) for status, count in statuses.items()}
+    return Overview(_lines(scored, chosen), counts, sorted(lost))
 
 
 def _lines(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
@@ -108,7 +105,9 @@ def display(seen: Overview) -> None:
 
     console = Console(highlight=False)
     if seen.lines:
-        console.print(table(seen.lines))
+        shared, lines = table(seen.lines)
+        console.print(shared)
+        console.print(lines)
         console.print(_legend(seen.lines))
     else:
         console.print("no candidate is ok: nothing can win")
@@ -118,8 +117,8 @@ def display(seen: Overview) -> None:
         console.print(f"no winner on {target} for ({', '.join(map(str, key))})")
 
 
-def table(lines: list[Line]) -> RenderableType:
-    """The winners as a rich table that fits 80 columns; what all lines share goes into its title."""
+def table(lines: list[Line]) -> tuple[str, RenderableType]:
+    """What all winners share, and the winners as a rich table that fits 80 columns."""
     from rich import box
     from rich.table import Table
 
@@ -137,7 +136,7 @@ def table(lines: list[Line]) -> RenderableType:
     ]
     shared = set.intersection(*(set(row) for row in cells))
     title = ", ".join(f"{name} {value}" for name, value in cells[0] if (name, value) in shared)
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title=title, title_justify="left")
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     columns = [name for name, value in cells[0] if (name, value) not in shared]
     for name in (*columns, "winner", "us", "default", "published"):
         out.add_column(name, justify="right", no_wrap=True)
@@ -149,7 +148,7 @@ def table(lines: list[Line]) -> RenderableType:
             _cost(line.blocks, line.incumbent.default, line.default_cost),
             _cost(line.blocks, line.incumbent.published, line.published_cost),
         )
-    return out
+    return title, out
 
 
 def _legend(lines: list[Line]) -> str:

@@ -163,11 +163,7 @@ def command(
         retry_failed=retry_failed,
     )
     plan = sweep.load(out or Path(os.devnull), request)
-    cores = (
-        jobs or len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else jobs or os.cpu_count() or 1
-    )
+    cores = jobs or _cores()
     _announce(request, plan, cores)
     if dry_run:
         return
@@ -180,6 +176,17 @@ def _is_file(name: str) -> bool:
     return name.endswith(".csv") or os.sep in name or Path(name).exists()
 
 
+def _cores() -> int:
+    """Cores that this process may use, which a container can make fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _key_text(key: TableKey) -> str:
     return ", ".join(str(value) for value in key)
 
@@ -189,18 +196,18 @@ def _announce(request: Request, plan: Plan, jobs: int) -> None:
     from autotune.space import expected_compile_seconds
 
     seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
-    parts = [f"{len(plan.incumbents)} keys, {plan.candidates} candidates"]
+    parts = [f"{_count(len(plan.incumbents), 'key')}, {_count(plan.candidates, 'candidate')}"]
     if plan.recorded:
         parts.append(f"{plan.recorded} recorded before")
     if plan.reused:
         parts.append(f"{plan.reused} known from rows of the same program")
     if plan.ruled_out:
         parts.append(f"{plan.ruled_out} ruled out without a compile")
-    parts.append(f"{len(plan.waiting)} programs to compile for {request.generation}")
+    parts.append(f"{_count(len(plan.waiting), 'program')} to compile for {request.generation}")
     if plan.saved:
-        parts.append(f"{plan.saved} compiles saved, as keys share programs")
+        parts.append(f"{_count(plan.saved, 'compile')} saved, as keys share programs")
     if plan.waiting:
-        parts.append(f"about {duration(seconds)} on {jobs} cores")
+        parts.append(f"about {duration(seconds)} with --jobs {jobs}")
     click.echo("; ".join(parts), err=True)
 
 
@@ -226,8 +233,8 @@ def _report(summary: Summary, request: Request, out: Path) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common()) or "none"
     click.echo(f"newly recorded candidates: {counts}", err=True)
     click.echo(
-        f"{summary.compiled} programs compiled, {plan.saved} compiles saved by sharing programs between "
-        f"keys, {plan.ruled_out} ruled out without one",
+        f"{_count(summary.compiled, 'program')} compiled, {_count(plan.saved, 'compile')} saved by sharing "
+        f"programs between keys, {plan.ruled_out} candidates ruled out without one",
         err=True,
     )
     show.display(show.overview(out, request.generation.name))

@@ -1,0 +1,106 @@
+"""What several test modules stand on: real programs, compiled once a test run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
+from autotune.tpu.compiler import environment
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
+
+ROOT = Path(__file__).parent.parent
+
+_DUMP = """
+import shutil, sys
+from pathlib import Path
+from autotune.kernel.problem import BlockSizes, Layout, Program
+from autotune.tpu import chips
+from autotune.tpu.compiler import lower
+
+scratch, kept = map(Path, sys.argv[1:])
+layout = Layout(
+    q_dtype="bfloat16", kv_dtype="bfloat16", num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=128
+)
+for generation in chips.GENERATIONS.values():
+    lower(generation, Program(layout=layout, blocks=BlockSizes(8, 32))).compile()
+    (kept / generation.name).mkdir()
+    for path in scratch.iterdir():
+        shutil.move(path, kept / generation.name)
+"""
+
+
+def layout(
+    q_heads: int = 4,
+    kv_heads: int = 1,
+    page_size: int = 64,
+    kv_dtype: str = "bfloat16",
+    q_dtype: str = "bfloat16",
+) -> Layout:
+    return Layout(
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        num_q_heads=q_heads,
+        num_kv_heads=kv_heads,
+        head_dim=128,
+        page_size=page_size,
+    )
+
+
+def program(
+    pages: int = 4, queries: int = 32, vmem_limit_bytes: int | None = None, **kwargs: object
+) -> Program:
+    return Program(
+        layout=layout(**kwargs),  # type: ignore[arg-type]
+        blocks=BlockSizes(pages, queries),
+        settings=Settings(vmem_limit_bytes=vmem_limit_bytes),
+    )
+
+
+@pytest.fixture(scope="session")
+def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder a generation, each with what the compiler wrote of q8 kv2 page128 at blocks (8, 32)."""
+    scratch, kept = tmp_path_factory.mktemp("dump"), tmp_path_factory.mktemp("listings")
+    subprocess.run(
+        [sys.executable, "-c", _DUMP, str(scratch), str(kept)],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **environment(scratch)},
+        capture_output=True,
+    )
+    return kept
+
+
+@pytest.fixture
+def autotune(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Run the command line as a user does, in a folder of its own; returns the finished process."""
+
+    def run(*arguments: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command_line(*arguments),
+            cwd=tmp_path,
+            env=user_environment(),
+            text=True,
+            capture_output=True,
+            timeout=600,
+            **kwargs,  # type: ignore[call-overload]
+        )
+
+    yield run
+    shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def command_line(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "autotune", *map(str, arguments)]
+
+
+def user_environment() -> dict[str, str]:
+    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "COLUMNS", "NO_COLOR")}
+    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune.cost import CALIBRATION, LoopCounts, latency_seconds, loop_counts
+from autotune.kernel.problem import BlockSizes, Problem
+from autotune.kernel.workload import Sequence, Workload, generate
+from autotune.tpu.chips import V6E, hardware
+
+PROBLEM = Problem(
+    num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=16, max_num_batched_tokens=256, pages_per_seq=32
+)
+
+
+def walk(problem: Problem, blocks: BlockSizes, batch: Workload) -> LoopCounts:
+    """The kernel's own control flow, step by step: a carried sequence index, one grid step a query block."""
+    cu_q_lens = [0]
+    for s in batch.sequences:
+        cu_q_lens.append(cu_q_lens[-1] + s.q_len)
+    num_seqs, size = len(batch.sequences), blocks.num_queries_per_blk
+    kv_per_blk = blocks.num_kv_pages_per_blk * problem.page_size
+    steps = visits = kv_blks = seq = 0
+    for start in range(0, problem.max_num_batched_tokens, size):
+        steps += 1
+        done = False
+        while not done and start < cu_q_lens[num_seqs] and seq < num_seqs:
+            visits += 1
+            at = 0
+            while at * kv_per_blk < batch.sequences[seq].kv_len:
+                kv_blks += 1
+                at += 1
+            end = cu_q_lens[seq + 1]
+            done = end >= start + size
+            seq += end <= start + size
+    return LoopCounts(steps, visits, kv_blks)
+
+
+batches = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(0, 400)).map(lambda t: Sequence(t[0], min(512, t[0] + t[1]))),
+    min_size=1,
+    max_size=12,
+).filter(lambda s: sum(x.q_len for x in s) <= 256)
+
+
+@given(batches, st.integers(1, 32), st.integers(1, 256))
+@settings(max_examples=300, deadline=None)
+def test_loop_counts_are_the_kernels_own_walk(sequences: list[Sequence], pages: int, queries: int) -> None:
+    batch = Workload("w", tuple(sequences))
+    blocks = BlockSizes(pages, queries)
+    assert loop_counts(PROBLEM, blocks, batch) == walk(PROBLEM, blocks, batch)
+
+
+def test_latency_is_the_schedule_times_the_loops() -> None:
+    """One decode over 512 tokens: one visit, four KV blocks of eight pages, eight query blocks."""
+    batch = Workload("one", (Sequence(1, 512),))
+    seconds = latency_seconds(V6E, PROBLEM, BlockSizes(8, 32), batch, (60, 280, 30, 100_000))
+    c = CALIBRATION
+    cycles = 60 + 8 * (280 + c.query_blk_cycles) + (30 + c.visit_cycles) + 4 * (100_000 + c.kv_blk_cycles)
+    assert seconds == pytest.approx(cycles / V6E.clock_hz)
+
+
+def test_a_kv_block_costs_the_larger_of_compute_and_copy() -> None:
+    batch = generate("decode-heavy", PROBLEM)
+    blocks = BlockSizes(32, 32)
+    free = latency_seconds(V6E, PROBLEM, blocks, batch, (60, 280, 30, 0))
+    cheap = latency_seconds(V6E, PROBLEM, blocks, batch, (60, 280, 30, 10))
+    assert free == cheap, "the copy hides what is shorter than it"
+    count = loop_counts(PROBLEM, blocks, batch).kv_blks
+    copied = count * 32 * 16 * PROBLEM.layout.kv_bytes_per_token
+    assert free > copied / hardware(V6E).hbm_bytes_per_second
+    slow = dataclasses.replace(CALIBRATION, bandwidth_fraction=0.45)
+    assert latency_seconds(V6E, PROBLEM, blocks, batch, (60, 280, 30, 10), slow) > free
+
+
+def test_another_calibration_has_another_version() -> None:
+    assert dataclasses.replace(CALIBRATION, visit_cycles=301.0).version != CALIBRATION.version
+    assert dataclasses.replace(CALIBRATION, origin="elsewhere").version == CALIBRATION.version

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from autotune import results
+from autotune.errors import UsageError
+from autotune.kernel.problem import BlockSizes, Program, Settings, TableKey
+from autotune.kernel.workload import Sequence, Workload
+
+KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+TOOLS = results.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
+START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def make_row(
+    pages: int = 8,
+    queries: int = 32,
+    *,
+    key: TableKey = KEY,
+    target: str = "v6e",
+    workload: str = "mixed",
+    source: str = "modelled",
+    status: str = "ok",
+    settings: Settings = Settings(),  # noqa: B008
+    minute: int = 0,
+    tools: results.Tools = TOOLS,
+    **values: Any,
+) -> dict[str, Any]:
+    problem = key.canonical_problem()
+    row = results.row(
+        target=target,
+        device_kind="TPU",
+        key=key,
+        problem=problem,
+        program=Program(layout=problem.layout, blocks=BlockSizes(pages, queries), settings=settings),
+        workload=Workload(workload, (Sequence(1, 1 + len(workload)),)),
+        source=source,
+        status=status,
+        tools=tools,
+        **{"model": "m1" if source == "modelled" else None, **values},
+    )
+    row["time"] = START + datetime.timedelta(minutes=minute)
+    return row
+
+
+def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
+    full = make_row(
+        settings=Settings(sliding_window=128, soft_cap=0.5, vmem_limit_bytes=1 << 26),
+        latency_us=1.25,
+        samples_us=[1.0, 1.5],
+        cycles=[60, 280, 27, 1645],
+        vmem_used_bytes=123,
+        compile_seconds=0.5,
+    )
+    failed = make_row(pages=16, status="vmem_oom", needed_bytes=5, limit_bytes=4, error="no room")
+    results.append(tmp_path, [full, failed])
+    assert results.rows_of(results.read(tmp_path)) == [full, failed]
+
+
+def test_a_row_names_only_columns() -> None:
+    assert list(make_row()) == results.schema().names
+    with pytest.raises(KeyError, match="latency_ms"):
+        make_row(latency_ms=1.0)
+
+
+def test_the_newest_of_two_rows_with_one_identity_counts(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row(minute=2, latency_us=2.0)])
+    results.append(tmp_path, [make_row(minute=1, latency_us=1.0)])
+    results.append(tmp_path, [make_row(minute=3, latency_us=3.0, source="measured")])
+    frame = results.read(tmp_path)
+    assert sorted(frame["latency_us"]) == [2.0, 3.0]
+
+
+def test_reading_does_not_depend_on_the_files(tmp_path: Path) -> None:
+    rows = [make_row(p, q, minute=p) for p in (4, 8, 16) for q in (32, 64)]
+    for number, row in enumerate(rows):
+        results.append(tmp_path / "many", [row])
+        results.append(tmp_path / "other", [rows[-1 - number]])
+    results.append(tmp_path / "one", rows)
+    one = results.read(tmp_path / "one")
+    assert one.equals(results.read(tmp_path / "many"))
+    assert one.equals(results.read(tmp_path / "other"))
+
+
+def test_readers_pass_over_a_file_that_is_being_written(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row()])
+    (tmp_path / ".rows-1.tmp").write_bytes(b"half a fi")
+    (tmp_path / ".rows-2.parquet").write_bytes(b"half a fi")
+    assert len(results.read(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"no parquet at all" * 50])
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+    results.append(tmp_path, [make_row()])
+    (tmp_path / "rows-broken.parquet").write_bytes(content)
+    with pytest.raises(UsageError, match=r"rows-broken\.parquet' cannot be read as parquet rows"):
+        results.read(tmp_path)
+
+
+def test_a_truncated_file_is_named(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row()])
+    [path] = tmp_path.glob("*.parquet")
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(UsageError, match="move it out of the folder"):
+        results.read(tmp_path)
+
+
+def test_other_parquet_is_refused_and_older_columns_are_filled(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
+    with pytest.raises(UsageError, match="holds no rows of a sweep"):
+        results.read(tmp_path)
+    older = pa.Table.from_pylist([make_row(latency_us=1.0)], schema=results.schema()).drop_columns(["chip"])
+    pq.write_table(older.append_column("new", pa.array(["x"])), tmp_path / "other.parquet")
+    frame = results.read(tmp_path)
+    assert frame["chip"].isna().all()
+    assert "new" not in frame.columns
+
+
+def test_a_folder_that_is_not_there_or_not_writable(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        results.read(tmp_path / "no")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be written"):
+        results.append(tmp_path / "file", [make_row()])
+
+
+def test_a_failed_append_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(pa.ArrowException):
+        results.append(tmp_path, [make_row(latency_us="much")])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+from jax.experimental import topologies
+from jax.experimental.pallas import tpu as pltpu
+
+from autotune.errors import UsageError
+from autotune.tpu import chips
+
+
+def test_every_spelling_that_jax_knows_of_a_generation_is_known() -> None:
+    from jax._src.pallas.mosaic.tpu_info import chip_version_from_device_kind
+
+    for generation in chips.GENERATIONS.values():
+        for kind in generation.device_kinds:
+            assert chip_version_from_device_kind(kind) == pltpu.ChipVersion[generation.chip_version]
+            assert chips.by_device_kind(kind) is generation
+
+
+def test_topologies_report_the_generations_device_kind() -> None:
+    for generation in chips.GENERATIONS.values():
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=generation.topology_name).devices
+        assert devices[0].device_kind == generation.device_kinds[0]
+
+
+def test_hardware_is_jaxs_own() -> None:
+    for generation in chips.GENERATIONS.values():
+        info = chips.tpu_info(generation)
+        assert info.generation == generation.version
+        assert chips.hardware(generation).vmem_bytes == info.vmem_capacity_bytes
+        assert generation.scoped_vmem_bytes <= info.vmem_capacity_bytes
+
+
+@pytest.mark.parametrize("kind", ["TPU v2", "TPU v3"])
+def test_a_tpu_before_v4_is_refused_in_jaxs_words(kind: str) -> None:
+    with pytest.raises(UsageError, match=r"TPU version must be 4 or higher\."):
+        chips.by_device_kind(kind)
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(UsageError, match="'v8' is unknown: use v4, v5e, v5p, v6e, v7x"):
+        chips.by_name("v8")
+    with pytest.raises(UsageError, match="known are TPU v4"):
+        chips.by_device_kind("cpu")

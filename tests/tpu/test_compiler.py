@@ -1,0 +1,101 @@
+"""Verdicts of the real compiler, in the worker processes that a sweep uses."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from autotune.kernel.problem import Program
+from autotune.kernel.rpa import scratch_bytes
+from autotune.tpu.chips import MIB
+from autotune.tpu.compiler import Compiled
+from autotune.workers import CompilePool, Task
+from tests.conftest import program
+
+SMALL = {"q_heads": 8, "kv_heads": 2, "page_size": 128}
+TASKS = {
+    "v6e": Task("v6e", program(8, 32, **SMALL)),
+    "again": Task("v6e", program(8, 32, vmem_limit_bytes=64 * MIB, **SMALL)),
+    "no room": Task("v6e", program(8, 32, vmem_limit_bytes=MIB, **SMALL)),
+    "v4 no room": Task("v4", program(16, 256, q_heads=8, kv_heads=1, page_size=256)),
+    "v4 fp8": Task("v4", program(8, 32, kv_dtype="float8_e5m2", **SMALL)),
+    "v5e fp8": Task("v5e", program(8, 32, kv_dtype="float8_e5m2", **SMALL)),
+    "v5e e4m3": Task("v5e", program(8, 32, kv_dtype="float8_e4m3fn", **SMALL)),
+    "v5e f32": Task("v5e", program(8, 32, kv_dtype="float32", q_dtype="float32", **SMALL)),
+    "v5e bf16": Task("v5e", program(8, 32, **SMALL)),
+    "untileable": Task("v6e", program(8, 32, q_heads=12, kv_heads=6)),
+}
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> dict[str, Compiled]:
+    with CompilePool(2, 300.0) as pool:
+        found = dict(pool.run(TASKS.values()))
+    return {name: found[task] for name, task in TASKS.items()}
+
+
+def test_a_program_that_fits(verdicts: dict[str, Compiled]) -> None:
+    verdict = verdicts["v6e"]
+    assert verdict.status == "ok"
+    assert verdict.schedule
+    assert verdict.schedule.cycles[3] == pytest.approx(1645, rel=0.03)
+    assert verdict.seconds
+    assert verdict.error is None
+
+
+def test_the_limit_does_not_change_a_schedule_that_fits(verdicts: dict[str, Compiled]) -> None:
+    assert verdicts["again"].schedule == verdicts["v6e"].schedule
+
+
+def test_an_overflow_says_what_is_needed_and_what_there_is(verdicts: dict[str, Compiled]) -> None:
+    verdict = verdicts["no room"]
+    assert verdict.status == "vmem_oom"
+    assert verdict.limit_bytes == MIB
+    assert verdict.needed_bytes
+    needed = scratch_bytes(TASKS["no room"].program)
+    assert needed * 0.9 < verdict.needed_bytes < needed * 2
+    assert verdict.schedule is None
+
+
+def test_v4_says_it_in_other_words(verdicts: dict[str, Compiled]) -> None:
+    verdict = verdicts["v4 no room"]
+    assert (verdict.status, verdict.limit_bytes) == ("vmem_oom", 16 * MIB)
+    assert verdict.needed_bytes
+    assert verdict.needed_bytes > 16 * MIB
+
+
+def test_what_the_compiler_cannot_do_is_told_in_its_own_words(verdicts: dict[str, Compiled]) -> None:
+    verdict = verdicts["v4 fp8"]
+    assert verdict.status == "compile_error"
+    assert verdict.error
+    assert "Unsupported matmul RHS type" in verdict.error
+    assert "\n" not in verdict.error
+
+
+def test_kv_dtypes_cost_more_than_any_block_size(verdicts: dict[str, Compiled]) -> None:
+    cycles = {}
+    for name in ("v5e bf16", "v5e f32", "v5e fp8", "v5e e4m3"):
+        schedule = verdicts[name].schedule
+        assert schedule, verdicts[name]
+        cycles[name] = schedule.cycles[3]
+    native = max(cycles["v5e bf16"], cycles["v5e f32"])
+    assert 1.5 * native < cycles["v5e fp8"] < cycles["v5e e4m3"]
+
+
+def test_a_shape_that_the_kernel_refuses(verdicts: dict[str, Compiled]) -> None:
+    verdict = verdicts["untileable"]
+    assert verdict.status == "invalid"
+    assert "can not be XLA fully tiled" in (verdict.error or "")
+
+
+@pytest.mark.slow
+def test_the_default_limit_refuses_what_100_mib_takes() -> None:
+    big: Program = program(128, 128, q_heads=32, kv_heads=8, page_size=16)
+    roomy = dataclasses.replace(big, settings=dataclasses.replace(big.settings, vmem_limit_bytes=100 * MIB))
+    with CompilePool(2, 900.0) as pool:
+        found = {task.program: verdict for task, verdict in pool.run([Task("v5e", big), Task("v5e", roomy)])}
+    assert found[big].status == "vmem_oom"
+    assert found[big].needed_bytes == pytest.approx(22.04 * MIB, rel=0.001)
+    assert found[big].limit_bytes == 16 * MIB
+    assert found[roomy].status == "ok"
