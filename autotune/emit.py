@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,19 +107,3 @@ def _settings_text(settings: dict[str, object]) -> str:
         else "the compiler's own VMEM limit"
     )
     return ", ".join(parts)
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-      UsageError: the file cannot be written.
-    """
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        hidden.write_text(text, encoding="utf-8")
-        hidden.replace(path)
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise UsageError(f"{str(path)!r} cannot be written: {error.strerror}") from None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-import os
 import socket
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
+from autotune.files import whole
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
 
@@ -213,18 +213,8 @@ def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     table = pa.Table.from_pylist([dict(r) for r in rows], schema=schema())
     if not table.num_rows:
         return
-    name = f"rows-{uuid.uuid4().hex}"
-    hidden = folder / f".{name}.tmp"  # readers pass over names that begin with a dot
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with hidden.open("wb") as file:
-            pq.write_table(table, file, compression="zstd")
-            file.flush()
-            os.fsync(file.fileno())
-        hidden.rename(folder / f"{name}.parquet")
-    except OSError as error:
-        hidden.unlink(missing_ok=True)
-        raise UsageError(f"results folder {str(folder)!r} cannot be written: {error.strerror}") from None
+    with whole(folder / f"rows-{uuid.uuid4().hex}.parquet") as file:
+        pq.write_table(table, file, compression="zstd")
 
 
 def _files(folder: Path) -> list[Path]:

@@ -243,15 +243,6 @@ def test_jaxs_kernel_compiled_for_v6e_picks_the_emitted_pair(folder: Path, tmp_p
     assert done.stdout.split("\n")[:2] == ["2048 8 64", "512 4 32"], done.stderr[-2000:]
 
 
-def test_write_is_whole_or_not_at_all(tmp_path: Path) -> None:
-    emit.write(tmp_path / "new" / "t.py", "x = 1\n")
-    assert (tmp_path / "new" / "t.py").read_text() == "x = 1\n"
-    (tmp_path / "d").mkdir()
-    with pytest.raises(UsageError, match="cannot be written"):
-        emit.write(tmp_path / "d", "x = 1\n")
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
-
-
 def test_winners_of_v5e_and_v5p_are_kept_apart(tmp_path: Path) -> None:
     results.append(
         tmp_path, [make_row(4, target="v5e", latency_us=1.0), make_row(16, target="v5p", latency_us=1.0)]

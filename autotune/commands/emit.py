@@ -22,12 +22,14 @@ def command(folder: Path, output: Path | None, allow_modelled: bool) -> None:
     same, byte for byte, for the same rows.
     """
     from autotune import emit
+    from autotune.files import whole
 
     lines = emit.winning_lines(folder)
     text = emit.emit(lines, allow_modelled=allow_modelled)
     if output is None:
         click.echo(text, nl=False)
         return
-    emit.write(output, text)
+    with whole(output) as file:
+        file.write(text.encode())
     sources = ", ".join(f"{count} {source}" for source, count in lines["source"].value_counts().items())
     click.echo(f"{output}: {len(lines)} keys ({sources})", err=True)
