@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.conftest import ROOT, user_environment
+
+HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu"}
+
+_PROBE = """
+import sys
+from autotune.cli import main
+sys.argv = ["autotune", *sys.argv[1:]]
+try:
+    main()
+finally:
+    print("IMPORTED", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+
+
+def imported(*arguments: str) -> tuple[int, set[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, *arguments],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, set(done.stderr.rsplit("IMPORTED", 1)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--help"], 0),
+        (["--version"], 0),
+        (["sweep", "--help"], 0),
+        (["emit", "--help"], 0),
+        (["show", "--help"], 0),
+        (["sweep", "--no-such-option"], 2),
+        (["sweep", "--target", "v3"], 2),
+        (["sweep", "--target", "v6e"], 2),
+        (["sweep", "--target", "v6e", "--shape", "q_heads=1", "--out", "r"], 2),
+        (["sweep", "--target", "v6e", "--preset", "smoke", "--kv-pages", "none", "--out", "r"], 2),
+        (["sweep"], 3),
+        (["nonsense"], 2),
+    ],
+)
+def test_help_and_usage_errors_import_nothing_heavy(arguments: list[str], code: int) -> None:
+    returned, modules = imported(*arguments)
+    assert returned == code
+    assert not modules & HEAVY
+
+
+def test_the_probe_would_see_a_heavy_import() -> None:
+    untileable = "q_heads=12,kv_heads=6,head_dim=128,page_size=16,max_num_batched_tokens=64,max_model_len=64"
+    returned, modules = imported("sweep", "--target", "v6e", "--shape", untileable, "--out", "r")
+    assert returned == 2
+    assert {"jax", "numpy"} <= modules
+
+
+def test_no_tpu_is_said_in_under_a_second() -> None:
+    """Generously: interpreter start included, it is a tenth of that."""
+    start = time.monotonic()
+    returned, _ = imported("sweep")
+    assert returned == 3
+    assert time.monotonic() - start < 1
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    from autotune.cli import COMMANDS, cli
+
+    for name in COMMANDS:
+        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        assert command
+        assert command.help
+        assert command.epilog
+        assert command.epilog.startswith(f"Example: autotune {name} ")
+
+
+def test_cli_py_runs_from_a_checkout() -> None:
+    done = subprocess.run(
+        [sys.executable, "cli.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("autotune, version ")
+    assert len((ROOT / "cli.py").read_text().splitlines()) == 3

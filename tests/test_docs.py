@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+import re
+
+from autotune import __version__, results
+from autotune.commands.reference import reference
+from tests.conftest import ROOT
+
+
+def test_cli_page_is_what_the_commands_say() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == reference(), "stale: type `make docs`"
+
+
+def test_results_page_lists_every_column() -> None:
+    page = (ROOT / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
+    assert tuple((n, kind.strip(), meaning.strip()) for n, kind, meaning in rows) == results.COLUMNS
+    assert f"schema_version is {results.SCHEMA_VERSION}" in page
+
+
+def test_changelog_has_this_version() -> None:
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pages_link_to_files_that_exist() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -1,0 +1,320 @@
+"""The command line from nothing to a table, with real compiles of small programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from autotune import results
+from tests.conftest import command_line, user_environment
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def shape(**changes: object) -> str:
+    fields = {
+        "q_heads": 4,
+        "kv_heads": 1,
+        "head_dim": 128,
+        "page_size": 16,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 512,
+        **changes,
+    }
+    return ",".join(f"{name}={value}" for name, value in fields.items())
+
+
+SWEEP = [
+    "sweep",
+    "--target",
+    "v6e",
+    "--shape",
+    shape(),
+    "--kv-pages",
+    "8,16",
+    "--queries",
+    "32,64",
+    "--out",
+    "r",
+]
+
+
+def raw_rows(folder: Path) -> pd.DataFrame:
+    """Every row of every file, those that reading would drop included."""
+    return pd.concat([pq.ParquetFile(p.open("rb")).read().to_pandas() for p in folder.glob("*.parquet")])
+
+
+def test_sweep_show_and_emit(autotune: Run, tmp_path: Path) -> None:
+    done = autotune(*SWEEP)
+    assert done.returncode == 0, done.stderr
+    assert "1 key, 4 candidates; 4 programs to compile for v6e" in done.stderr
+    assert "newly recorded candidates: 4 ok" in done.stderr
+    assert "modelled from the compiler's schedule, not timed on a TPU" in " ".join(done.stdout.split())
+    assert "autotune emit r --allow-modelled" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+    rows = results.rows_of(results.read(tmp_path / "r"))
+    assert len(rows) == 4 * 3
+    assert {row["workload"] for row in rows} == {"mixed", "decode-heavy", "prefill-heavy"}
+    for row in rows:
+        assert (row["source"], row["status"]) == ("modelled", "ok")
+        assert 1 < row["latency_us"] < 1e5
+        assert len(row["cycles"]) == 4
+        assert row["vmem_used_bytes"] > 0
+        assert row["compile_seconds"] > 0
+        assert row["samples_us"] is None
+
+    shown = autotune("show", "r")
+    assert shown.returncode == 0
+    assert shown.stdout.split("candidates:")[0] == done.stdout.split("candidates:")[0]
+
+    refused = autotune("emit", "r")
+    assert refused.returncode == 2
+    assert "--allow-modelled" in refused.stderr
+    emitted = autotune("emit", "r", "--allow-modelled", "-o", "t.py")
+    assert emitted.returncode == 0, emitted.stderr
+    assert "1 keys (1 modelled)" in emitted.stderr
+    assert "('bfloat16', 'bfloat16', 4, 1, 128, 16, 512, 512): " in (tmp_path / "t.py").read_text()
+
+    again = autotune(*SWEEP)
+    assert again.returncode == 0
+    assert "4 recorded before; 0 programs to compile" in again.stderr
+    assert len(raw_rows(tmp_path / "r")) == 12
+
+
+def test_sixteen_keys_of_one_layout_cost_the_compiles_of_one(autotune: Run, tmp_path: Path) -> None:
+    shapes = [
+        argument
+        for tokens in (256, 512, 1024, 2048)
+        for length in (512, 1024, 2048, 4096)
+        for argument in ("--shape", shape(max_num_batched_tokens=tokens, max_model_len=length))
+    ]
+    done = autotune(
+        "sweep", "--target", "v6e", *shapes, "--kv-pages", "8,16", "--queries", "32", "--out", "r"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "16 keys, 32 candidates; 2 programs to compile" in done.stderr
+    assert "2 programs compiled, 30 compiles saved by sharing programs between keys" in done.stderr
+    frame = results.read(tmp_path / "r")
+    assert len(frame) == 16 * 2 * 3
+    assert frame.groupby("num_kv_pages_per_blk")["compile_seconds"].nunique().tolist() == [1, 1]
+
+
+def test_another_workload_or_key_reuses_the_programs_in_the_rows(autotune: Run, tmp_path: Path) -> None:
+    autotune(*SWEEP, "--workload", "mixed")
+    (tmp_path / "mine.csv").write_text("1,512\n100,300\n")
+    more = autotune(*SWEEP, "--workload", "mine.csv", "--shape", shape(max_model_len=1024))
+    assert more.returncode == 0, more.stderr
+    assert "8 known from rows of the same program; 0 programs to compile" in more.stderr
+    assert set(results.read(tmp_path / "r")["workload"]) == {"mixed", "mine.csv"}
+
+
+def test_failures_are_rows_and_never_win(autotune: Run, tmp_path: Path) -> None:
+    done = autotune(
+        *("sweep", "--target", "v6e", "--shape", shape(max_model_len=256), "--out", "r"),
+        *("--kv-pages", "4,16,32", "--queries", "32,1024", "--vmem-limit", "500KiB"),
+    )
+    assert done.returncode == 0, done.stderr
+    frame = results.read(tmp_path / "r").drop_duplicates(results.BLOCK_COLUMNS)
+    found = {
+        (int(p), int(q)): (status, error)
+        for p, q, status, error in zip(
+            *(frame[c] for c in (*results.BLOCK_COLUMNS, "status", "error")), strict=True
+        )
+    }
+    assert found[4, 32][0] == "ok"
+    assert found[16, 32][0] == "vmem_oom"
+    assert found[32, 32] == ("invalid", "num_kv_pages_per_blk=32 is more than pages_per_seq=16")
+    assert found[4, 1024][1] == "num_queries_per_blk=1024 is more than max_num_batched_tokens=512"
+    overflow = frame[frame["status"] == "vmem_oom"].iloc[0]
+    assert overflow["limit_bytes"] == 500 * 1024 < overflow["needed_bytes"]
+    assert pd.isna(overflow["latency_us"])
+
+
+def test_a_time_limit_is_a_row_and_may_be_lifted_later(autotune: Run, tmp_path: Path) -> None:
+    arguments = ["sweep", "--target", "v6e", "--out", "r", "--kv-pages", "16", "--queries", "32"]
+    arguments += ["--shape", shape(), "--workload", "mixed"]
+    done = autotune(*arguments, "--compile-timeout", "0.2")
+    assert done.returncode == 0, done.stderr
+    assert "newly recorded candidates: 1 timeout" in done.stderr
+    assert "no candidate is ok" in done.stdout
+    assert "0 programs to compile" in autotune(*arguments).stderr
+    assert "1 ok" in autotune(*arguments, "--retry-failed").stderr
+    assert results.read(tmp_path / "r")["status"].tolist() == ["ok"]
+
+
+def start(tmp_path: Path, *extra: str) -> subprocess.Popen[str]:
+    queries = ",".join(str(q) for q in range(32, 33 + 8 * 11, 8))
+    return subprocess.Popen(
+        command_line(*SWEEP[:6], "16", "--queries", queries, "--out", "r", "--jobs", "1", *extra),
+        cwd=tmp_path,
+        env=user_environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def wait_for_rows(folder: Path, files: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("*.parquet"))) < files:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    first = start(tmp_path)
+    wait_for_rows(folder, 3)
+    first.kill()
+    first.wait()
+    before = {json.dumps(r, default=str) for r in results.rows_of(results.read(folder))}
+    done = len(before) // 3
+    assert 3 <= done < 12
+    second = start(tmp_path)
+    _, said = second.communicate(timeout=300)
+    assert second.returncode == 0, said
+    assert f"{done} recorded before; {12 - done} programs to compile" in said
+    after = raw_rows(folder)
+    assert len(after) == 12 * 3
+    assert not after.duplicated(results.IDENTITY).any()
+    kept = {json.dumps(r, default=str) for r in results.rows_of(results.read(folder))}
+    assert before <= kept, "rows of finished compiles were made anew"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_exits_130_with_the_command_that_goes_on(tmp_path: Path, number: int) -> None:
+    running = start(tmp_path)
+    wait_for_rows(tmp_path / "r", 2)
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "everything so far is recorded in r. To go on:\n  autotune sweep --target v6e --shape" in said
+    assert "Traceback" not in said
+
+
+def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path) -> None:
+    """The slow program is the first to be compiled; its worker is killed, and so is the next that has it."""
+    (tmp_path / "tmp").mkdir()
+    arguments = ["sweep", "--target", "v6e", "--out", "r", "--jobs", "1", "--workload", "mixed"]
+    arguments += ["--shape", shape(q_heads=8, kv_heads=4, page_size=128, max_model_len=2048)]
+    sweep = subprocess.Popen(
+        command_line(*arguments, "--kv-pages", "1,16", "--queries", "32,256"),
+        cwd=tmp_path,
+        env={**user_environment(), "TMPDIR": str(tmp_path / "tmp")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    killed: set[int] = set()
+
+    def kill_the_next_worker() -> None:
+        while not (fresh := {int(p.stem) for p in tmp_path.glob("tmp/*/*.log")} - killed):
+            time.sleep(0.05)
+        time.sleep(1.5)
+        for pid in fresh:
+            os.kill(pid, signal.SIGKILL)
+        killed.update(fresh)
+
+    kill_the_next_worker()
+    wait_for_rows(tmp_path / "r", 3)
+    time.sleep(0.5)
+    for path in tmp_path.glob("tmp/*/*.log"):
+        if int(path.stem) not in killed:
+            os.kill(int(path.stem), signal.SIGKILL)
+    _, said = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, said
+    rows = {
+        tuple(r[c] for c in results.BLOCK_COLUMNS): r for r in results.rows_of(results.read(tmp_path / "r"))
+    }
+    assert {blocks: r["status"] for blocks, r in rows.items()} == {
+        (1, 32): "ok",
+        (1, 256): "ok",
+        (16, 32): "ok",
+        (16, 256): "crashed",
+    }
+    assert "ended by SIGKILL, 2 times" in rows[16, 256]["error"]
+
+
+def test_dry_run_makes_nothing(autotune: Run, tmp_path: Path) -> None:
+    done = autotune(*SWEEP, "--dry-run")
+    assert done.returncode == 0
+    assert "4 programs to compile" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_28_query_heads_are_swept_under_the_key_of_32(autotune: Run) -> None:
+    done = autotune(
+        *("sweep", "--target", "v6e", "--dry-run", "--shape", shape(q_heads=28, kv_heads=4)),
+    )
+    assert done.returncode == 0
+    assert "q_heads=28, kv_heads=4" in done.stderr
+    assert "the key (bfloat16, bfloat16, 32, 4, 128, 16, 512, 512)" in done.stderr
+
+
+BAD: list[tuple[list[Any], int, str]] = [
+    (["sweep"], 3, "no TPU is attached"),
+    (["sweep", "--target", "v6e"], 2, "nothing to sweep"),
+    (["sweep", "--target", "v9"], 2, "'v9' is not one of 'v4', 'v5e', 'v5p', 'v6e', 'v7x'"),
+    (["sweep", "--target", "v6e", "--preset", "smoke"], 2, "--out is missing"),
+    (["sweep", "--target", "v6e", "--preset", "all"], 2, "'all' is not one of"),
+    (["sweep", "--target", "v6e", "--shape", "q_heads=8", "--out", "r"], 2, "kv_heads, head_dim, page_size"),
+    (["sweep", "--target", "v6e", "--shape", "heads=8", "--out", "r"], 2, "'heads=8' is not one of q_heads"),
+    (["sweep", "--target", "v6e", "--shape", shape(q_heads="x"), "--out", "r"], 2, "q_heads=x must be a pos"),
+    (["sweep", "--target", "v6e", "--shape", shape(q_heads=-4), "--out", "r"], 2, "q_heads=-4 must be a pos"),
+    (
+        ["sweep", "--target", "v6e", "--shape", shape(q_heads=7, kv_heads=2), "--out", "r"],
+        2,
+        "must be a mult",
+    ),
+    (["sweep", "--target", "v6e", "--shape", shape(kv_dtype="fp8"), "--out", "r"], 2, "kv_dtype=fp8 is unk"),
+    ([*SWEEP, "--kv-pages", "4,x"], 2, "'4,x' is not a list"),
+    ([*SWEEP, "--vmem-limit", "lots"], 2, "'lots' is not a size such as 100MiB"),
+    ([*SWEEP, "--soft-cap", "0"], 2, "soft_cap=0.0 must be"),
+    ([*SWEEP, "--workload", "decode"], 2, "workload 'decode' is unknown"),
+    ([*SWEEP, "--workload", "none.csv"], 2, "'none.csv' cannot be read"),
+    (
+        ["sweep", "--target", "v6e", "--shape", shape(q_heads=12, kv_heads=6), "--out", "r"],
+        2,
+        "8 KV and 16 q",
+    ),
+    (["show", "nowhere"], 2, "'nowhere' does not exist"),
+    (["emit", "nowhere"], 2, "'nowhere' does not exist"),
+    (["swep"], 2, "No such command 'swep'"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), BAD, ids=lambda value: str(value)[:40])
+def test_a_users_mistake_is_one_clear_line(
+    autotune: Run, tmp_path: Path, arguments: list[Any], code: int, said: str
+) -> None:
+    done = autotune(*arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_workload_that_does_not_fit_names_the_key(autotune: Run, tmp_path: Path) -> None:
+    (tmp_path / "long.csv").write_text("1,4096\n")
+    done = autotune(*SWEEP, "--workload", "long.csv")
+    assert done.returncode == 2
+    assert "kv_len 4096 is more than max_model_len=512" in done.stderr
+
+
+def test_a_file_in_place_of_the_results_folder(autotune: Run, tmp_path: Path) -> None:
+    (tmp_path / "r").write_text("mine")
+    done = autotune(*SWEEP)
+    assert done.returncode == 2
+    assert "--out 'r' is a file" in done.stderr
+    assert (tmp_path / "r").read_text() == "mine"
