@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune import results, winners
 from autotune.incumbents import Incumbent, incumbent, incumbents_of
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
-from autotune.tpu.chips import GENERATIONS
+from autotune.tpu.chips import GENERATIONS, MIB
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ class Overview(NamedTuple):
 
     lines: list[Line]
     statuses: dict[str, int]
-    without_winner: list[tuple[str, TableKey]]
+    without_winner: list[tuple[str, TableKey, str]]
 
 
 def overview(folder: Path, target: str | None = None) -> Overview:
@@ -51,11 +51,27 @@ def overview(folder: Path, target: str | None = None) -> Overview:
     chosen = winners.choose(scored, incumbents_of(scored))
     candidate = [*winners.ENTRY, *winners.TOOLS, *results.BLOCK_COLUMNS]
     statuses = frame.drop_duplicates([*candidate, "status"])["status"].value_counts()
-    entries = frame.drop_duplicates(["target", *results.KEY_COLUMNS])
     won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
-    lost = [e for e in zip(entries["target"], winners.keys_of(entries), strict=True) if e not in won]
+    # Of a key without a winner, the candidate that came closest: the smallest overflow, if any.
+    closest = frame.sort_values("needed_bytes").drop_duplicates(["target", *results.KEY_COLUMNS])
+    lost = [
+        (target, key, _why(row))
+        for target, key, row in zip(
+            closest["target"], winners.keys_of(closest), results.rows_of(closest), strict=True
+        )
+        if (target, key) not in won
+    ]
     counts = {str(status): int(count) for status, count in statuses.items()}
     return Overview(_lines(scored, chosen), counts, sorted(lost))
+
+
+def _why(row: dict[str, Any]) -> str:
+    """Why a candidate is not ok."""
+    pair = f"{row['num_kv_pages_per_blk']},{row['num_queries_per_blk']}"
+    if row["needed_bytes"] is not None and row["limit_bytes"] is not None:
+        needed, limit = row["needed_bytes"] / MIB, row["limit_bytes"] / MIB
+        return f"{pair} is {row['status']}: needs {needed:.2f} MiB, limit {limit:.2f} MiB"
+    return f"{pair} is {row['status']}" + (f": {row['error']}" if row["error"] else "")
 
 
 def _lines(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
@@ -113,8 +129,8 @@ def display(seen: Overview) -> None:
         console.print("no candidate is ok: nothing can win")
     counts = ", ".join(f"{count} {status}" for status, count in seen.statuses.items())
     console.print(f"candidates: {counts or 'none'}")
-    for target, key in seen.without_winner:
-        console.print(f"no winner on {target} for ({', '.join(map(str, key))})")
+    for target, key, why in seen.without_winner:
+        console.print(f"no winner on {target} for ({', '.join(map(str, key))}): {why}", markup=False)
 
 
 def table(lines: list[Line]) -> tuple[str, RenderableType]:

@@ -36,7 +36,7 @@ _ROUNDING = 1e-9
 
 READ_COLUMNS = [
     *("target", "status", "latency_us", "latency_low_us", "latency_high_us", "vmem_used_bytes"),
-    *("workload", "time"),
+    *("workload", "time", "needed_bytes", "limit_bytes", "error"),
 ]
 
 

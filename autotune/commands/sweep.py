@@ -237,6 +237,9 @@ def _report(summary: Summary, request: Request, out: Path) -> None:
         f"programs between keys, {plan.ruled_out} candidates ruled out without one",
         err=True,
     )
-    show.display(show.overview(out, request.generation.name))
-    folder = shlex.quote(str(out))
-    click.echo(f"Next: autotune emit {folder} --allow-modelled -o tuned_block_sizes.py")
+    seen = show.overview(out, request.generation.name)
+    show.display(seen)
+    if seen.lines:
+        click.echo(f"Next: autotune emit {shlex.quote(str(out))} --allow-modelled -o tuned_block_sizes.py")
+    elif "vmem_oom" in seen.statuses:
+        click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")

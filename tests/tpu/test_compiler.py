@@ -73,14 +73,14 @@ def test_what_the_compiler_cannot_do_is_told_in_its_own_words(verdicts: dict[str
     assert "\n" not in verdict.error
 
 
-def test_kv_dtypes_cost_more_than_any_block_size(verdicts: dict[str, Compiled]) -> None:
+def test_8_bit_kv_costs_cycles(verdicts: dict[str, Compiled]) -> None:
     cycles = {}
     for name in ("v5e bf16", "v5e f32", "v5e fp8", "v5e e4m3"):
         schedule = verdicts[name].schedule
         assert schedule, verdicts[name]
         cycles[name] = schedule.cycles[3]
     native = max(cycles["v5e bf16"], cycles["v5e f32"])
-    assert 1.5 * native < cycles["v5e fp8"] < cycles["v5e e4m3"]
+    assert native < cycles["v5e fp8"] < cycles["v5e e4m3"]
 
 
 def test_a_shape_that_the_kernel_refuses(verdicts: dict[str, Compiled]) -> None:
