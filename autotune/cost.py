@@ -7,6 +7,7 @@ loop counts exactly; memory traffic, and what the schedule does not show, are a 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ class LoopCounts(NamedTuple):
     kv_blks: int
 
 
+@functools.lru_cache(maxsize=1 << 17)  # a search asks again and again for the same few thousand
 def loop_counts(problem: Problem, blocks: BlockSizes, workload: Workload) -> LoopCounts:
     """The loops of one call, counted as the kernel walks kv_lens and cu_q_lens.
 

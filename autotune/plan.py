@@ -46,44 +46,44 @@ class Request:
     max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
     seed: int = 0
     retry_failed: bool = False
+    exhaustive: bool = False
+
+    @property
+    def named(self) -> bool:
+        """Whether the user named block sizes."""
+        return self.kv_pages is not None or self.queries is not None
 
 
 class Trial(NamedTuple):
-    """A candidate of a key, with the workloads for which it has no row yet."""
+    """A candidate of a key. missing: those of the workloads for which it has no row yet."""
 
     key: TableKey
     problem: Problem
     program: Program
     workloads: tuple[Workload, ...]
+    missing: tuple[Workload, ...]
 
 
 @dataclasses.dataclass
 class Plan:
-    """settled: trials whose verdict needs no compile. waiting: programs to compile, each with its trials.
+    """settled: trials whose verdict needs no compile. waiting: programs without a verdict, with their trials.
 
-    incumbents: what a look-up answers today, by key. recorded: candidates whose rows are all there already.
+    known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
+    today, by key. recorded: candidates whose rows are all there already.
     """
 
     settled: list[tuple[Trial, Compiled]]
     waiting: dict[Program, list[Trial]]
+    known: dict[Program, tuple[tuple[int, ...], list[Trial]]]
     incumbents: dict[TableKey, Incumbent]
     recorded: int
     ruled_out: int
     reused: int
 
     @property
-    def saved(self) -> int:
-        """Compiles that are not run because another key has the same program."""
-        return sum(len(trials) - 1 for trials in self.waiting.values())
-
-    @property
     def candidates(self) -> int:
         """Candidates of all keys, recorded ones included."""
         return self.recorded + len(self.settled) + sum(map(len, self.waiting.values()))
-
-    def ordered(self) -> list[Program]:
-        """The programs to compile, those expected to take longest first, so that no core ends up waiting."""
-        return sorted(self.waiting, key=space.expected_compile_seconds, reverse=True)
 
 
 def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools, model: str | None) -> Plan:
@@ -97,7 +97,7 @@ def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools
     """
     recorded, verdicts = _known(request, frame, tools)
     published = published_table()
-    plan = Plan([], {}, {}, 0, 0, 0)
+    plan = Plan([], {}, {}, {}, 0, 0, 0)
     for key in dict.fromkeys(request.keys):
         problem = key.canonical_problem(request.max_num_seqs)
         workloads = tuple(_workload(w, key, problem, request.seed) for w in request.workloads)
@@ -108,15 +108,18 @@ def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools
             missing = tuple(
                 w for w in workloads if _identity(request, key, program, w, tools, model) not in recorded
             )
-            trial = Trial(key, problem, program, missing)
+            trial = Trial(key, problem, program, workloads, missing)
+            compiled = verdicts.get(program)
+            if compiled and compiled.schedule:
+                plan.known.setdefault(program, (compiled.schedule.cycles, []))[1].append(trial)
             if not missing:
                 plan.recorded += 1
             elif verdict := _without_compile(request, problem, program):
                 plan.ruled_out += 1
                 plan.settled.append((trial, verdict))
-            elif known := verdicts.get(program):
+            elif compiled:
                 plan.reused += 1
-                plan.settled.append((trial, known))
+                plan.settled.append((trial, compiled))
             else:
                 plan.waiting.setdefault(program, []).append(trial)
     return plan
@@ -130,11 +133,10 @@ def _workload(wanted: str | Workload, key: TableKey, problem: Problem, seed: int
 
 
 def _without_compile(request: Request, problem: Problem, program: Program) -> Compiled | None:
-    named = request.kv_pages is not None or request.queries is not None
     return (
         space.ruled_out(problem, program.blocks)
         or space.page_table_overflow(request.generation, problem)
-        or space.scratch_overflow(request.generation, program, named=named)
+        or space.scratch_overflow(request.generation, program, named=request.named)
     )
 
 

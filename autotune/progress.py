@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
+from autotune.kernel.problem import Program
 from autotune.space import expected_compile_seconds
 from autotune.tpu.compiler import Compiled
 from autotune.workers import Task
@@ -22,24 +24,24 @@ class CompileProgress:
     before it took.
     """
 
-    def __init__(self, programs: int, expected_seconds: float, jobs: int) -> None:
+    def __init__(self, prospects: Iterable[Program], jobs: int) -> None:
         from tqdm import tqdm
 
-        self._programs = programs
-        self._total = expected_seconds
-        self._done = 0.0
-        self._count = 0
+        self._jobs = jobs
+        self._done = 0.0  # expected seconds of the programs that are compiled
+        self._left = 0.0  # and of those that may still be
+        self._count = self._programs = 0
         self._statuses: Counter[str] = Counter()
         self._start = self._logged = time.monotonic()
-        self._jobs = jobs
         self._bar = tqdm(
-            total=round(expected_seconds, 3),
+            total=1.0,
             bar_format="{desc} |{bar:18}| {postfix}",
             file=sys.stderr,
-            disable=not sys.stderr.isatty() or not programs,
+            disable=not sys.stderr.isatty(),
             dynamic_ncols=True,
             leave=False,
         )
+        self._expect(prospects)
         self._show()
 
     def __enter__(self) -> Self:
@@ -55,16 +57,21 @@ class CompileProgress:
         """Estimated seconds until the last compile ends."""
         elapsed = time.monotonic() - self._start
         if self._done <= 0:
-            return self._total / self._jobs
-        return elapsed * (self._total - self._done) / self._done
+            return self._left / self._jobs
+        return elapsed * self._left / self._done
 
-    def advance(self, task: Task, verdict: Compiled) -> None:
-        """One more program has its verdict."""
+    def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None:
+        """One more program has its verdict; left: those that would be compiled after it."""
         self._count += 1
         self._done += expected_compile_seconds(task.program)
         self._statuses[verdict.status] += 1
-        self._bar.update(min(self._done, self._total) - self._bar.n)
+        self._expect(left)
         self._show()
+
+    def _expect(self, prospects: Iterable[Program]) -> None:
+        programs = list(prospects)
+        self._programs = self._count + len(programs)
+        self._left = sum(map(expected_compile_seconds, programs))
 
     def _show(self) -> None:
         failed = self._count - self._statuses["ok"]
@@ -74,7 +81,9 @@ class CompileProgress:
         left = f"about {duration(self.seconds_left)} left"
         if not self._bar.disable:
             self._bar.set_description_str(text, refresh=False)
-            self._bar.set_postfix_str(left)
+            self._bar.set_postfix_str(left, refresh=False)
+            self._bar.n = round(self._done / (self._done + self._left), 3) if self._count else 0
+            self._bar.refresh()
         elif self._count and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             print(f"{text}, {left}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,25 +12,34 @@ from typing import Any, Protocol
 from autotune import results, space
 from autotune.cost import CALIBRATION, latency_seconds
 from autotune.errors import MachineError
+from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
+from autotune.search import Contenders, Exhaustive, Search
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
 from autotune.workers import CompilePool, Task
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Summary:
-    """What a sweep did: candidates newly recorded by status, and compiles run and not run."""
+    """What a sweep did.
 
-    plan: Plan
-    statuses: Counter[str]
-    compiled: int
+    statuses: candidates newly recorded, by status. compiled: programs compiled. shared: compiles saved, as
+    other keys have the same program. implied: programs that overflow as a smaller one does. left_out:
+    programs that could not win a key.
+    """
+
+    statuses: Counter[str] = dataclasses.field(default_factory=Counter)
+    compiled: int = 0
+    shared: int = 0
+    implied: int = 0
+    left_out: int = 0
 
 
 class Progress(Protocol):
-    """Told of each program that has its verdict."""
+    """Told of each program that has its verdict, with those that may still be compiled."""
 
-    def advance(self, task: Task, verdict: Compiled) -> None: ...
+    def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None: ...
 
 
 def load(folder: Path, request: Request) -> Plan:
@@ -49,7 +59,34 @@ def require_compiler() -> None:
         )
 
 
-def run(request: Request, plan: Plan, folder: Path, jobs: int, timeout: float, progress: Progress) -> Summary:
+def search_for(request: Request, plan: Plan) -> Search:
+    """How the programs of a plan are gone through.
+
+    All of them where the user named block sizes or asked for all; else those that could still win a key.
+    """
+    if request.exhaustive or request.named:
+        return Exhaustive(plan.waiting)
+
+    def latency(trial: Trial, cycles: tuple[int, ...]) -> float:
+        blocks = trial.program.blocks
+        logs = [
+            math.log(latency_seconds(request.generation, trial.problem, blocks, batch, cycles))
+            for batch in trial.workloads
+        ]
+        return math.exp(sum(logs) / len(logs))
+
+    return Contenders(plan.waiting, plan.known, latency)
+
+
+def run(
+    request: Request,
+    plan: Plan,
+    search: Search,
+    folder: Path,
+    jobs: int,
+    timeout: float,
+    progress: Progress,
+) -> Summary:
     """Carry out a plan; each verdict's rows are on disk before the next one is looked at.
 
     Raises:
@@ -57,25 +94,37 @@ def run(request: Request, plan: Plan, folder: Path, jobs: int, timeout: float, p
       UsageError: the folder cannot be written.
     """
     tools = results.Tools.installed()
-    statuses: Counter[str] = Counter()
+    summary = Summary()
 
     def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
         rows = []
         for trial, verdict in settled:
             made = list(_rows(request.generation, trial, verdict, tools))
-            statuses[made[0]["status"]] += 1
+            summary.statuses[made[0]["status"]] += 1
             rows += made
         results.append(folder, rows)
 
     record(plan.settled)
-    tasks = [Task(request.generation.name, program) for program in plan.ordered()]
-    if tasks:
-        require_compiler()
-        with CompilePool(min(jobs, len(tasks)), timeout) as pool:
-            for task, verdict in pool.run(tasks):
-                record((trial, verdict) for trial in plan.waiting[task.program])
-                progress.advance(task, verdict)
-    return Summary(plan, statuses, len(tasks))
+    if not search.waiting:
+        return summary
+    require_compiler()
+
+    def next_task() -> Task | None:
+        program = search.next()
+        return Task(request.generation.name, program) if program else None
+
+    with CompilePool(min(jobs, len(search.waiting)), timeout) as pool:
+        for task, verdict in pool.run(next_task):
+            trials = plan.waiting[task.program]
+            record((trial, verdict) for trial in trials)
+            summary.compiled += 1
+            summary.shared += len(trials) - 1
+            for program, implied in search.tell(task.program, verdict).items():
+                record((trial, implied) for trial in plan.waiting[program])
+                summary.implied += 1
+            progress.advance(task, verdict, search.prospects())
+    summary.left_out = len(search.waiting)
+    return summary
 
 
 def _rows(
@@ -87,7 +136,7 @@ def _rows(
         overflow = space.smem_overflow(generation, trial.problem, trial.program, compiled.smem_bytes)
         if overflow:
             verdict = dataclasses.replace(overflow, schedule=compiled, seconds=verdict.seconds)
-    for batch in trial.workloads:
+    for batch in trial.missing:
         latency_us = None
         if verdict.status == "ok" and compiled:
             seconds = latency_seconds(generation, trial.problem, trial.program.blocks, batch, compiled.cycles)

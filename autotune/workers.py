@@ -11,7 +11,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -41,6 +41,7 @@ class CompilePool:
     """
 
     def __init__(self, jobs: int, timeout: float) -> None:
+        self._jobs = jobs
         self._timeout = timeout
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-compile-"))
         # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
@@ -68,8 +69,11 @@ class CompilePool:
         self._pool.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, Compiled]]:
-        """Compile the tasks, in their order over the workers; verdicts come as they are ready.
+    def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
+        """Compile tasks over the workers; verdicts come as they are ready.
+
+        next_task: the task to start when a worker is free; None if there is none now. It is asked again
+        after each verdict, and the run ends when nothing is under way and there is none.
 
         A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
         """
@@ -80,10 +84,13 @@ class CompilePool:
             future.add_done_callback(lambda finished: done.put((task, attempt, finished)))
 
         pending = 0
-        for task in tasks:
-            schedule(task, 1)
-            pending += 1
-        while pending:
+        while True:
+            # One more than there are workers, so that none waits while the parent writes rows.
+            while pending <= self._jobs and (task := next_task()):
+                schedule(task, 1)
+                pending += 1
+            if not pending:
+                return
             task, attempt, future = done.get()
             try:
                 verdict = future.result()

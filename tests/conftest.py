@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
 from autotune.tpu.compiler import environment
+from autotune.workers import Task
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
 
@@ -62,6 +63,12 @@ def program(
         blocks=BlockSizes(pages, queries),
         settings=Settings(vmem_limit_bytes=vmem_limit_bytes),
     )
+
+
+def each(tasks: Iterable[Task]) -> Callable[[], Task | None]:
+    """Tasks one after the other, as a pool asks for them."""
+    left = iter(tasks)
+    return lambda: next(left, None)
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ def test_an_interrupt_exits_130_with_the_command_that_goes_on(tmp_path: Path, nu
 
 
 def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path) -> None:
-    """The slow program is the first to be compiled; its worker is killed, and so is the next that has it."""
+    """The slow program is compiled first and loses its worker; after one other it is tried again, and again."""
     (tmp_path / "tmp").mkdir()
     arguments = ["sweep", "--target", "v6e", "--out", "r", "--jobs", "1", "--workload", "mixed"]
     arguments += ["--shape", shape(q_heads=8, kv_heads=4, page_size=128, max_model_len=2048)]
@@ -227,7 +227,7 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
         killed.update(fresh)
 
     kill_the_next_worker()
-    wait_for_rows(tmp_path / "r", 3)
+    wait_for_rows(tmp_path / "r", 1)
     time.sleep(0.5)
     for path in tmp_path.glob("tmp/*/*.log"):
         if int(path.stem) not in killed:

@@ -16,6 +16,7 @@ from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
 
 if TYPE_CHECKING:
     from autotune.plan import Plan, Request
+    from autotune.search import Search
     from autotune.sweep import Summary
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
@@ -77,6 +78,7 @@ PRESETS = ("smoke", "published")
     show_default=True,
     help="Seconds that one compile may take.",
 )
+@click.option("--exhaustive", is_flag=True, help="Compile every candidate, not only those that could win.")
 @click.option("--retry-failed", is_flag=True, help="Compile again what timed out or crashed before.")
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder; rows are added to it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
@@ -96,6 +98,7 @@ def command(
     seed: int,
     jobs: int | None,
     compile_timeout: float,
+    exhaustive: bool,
     retry_failed: bool,
     out: Path | None,
     dry_run: bool,
@@ -161,15 +164,17 @@ def command(
         max_num_seqs=max_num_seqs,
         seed=seed,
         retry_failed=retry_failed,
+        exhaustive=exhaustive,
     )
     plan = sweep.load(out or Path(os.devnull), request)
+    search = sweep.search_for(request, plan)
     cores = jobs or _cores()
-    _announce(request, plan, cores)
+    _announce(request, plan, search, cores)
     if dry_run:
         return
     assert out is not None
-    summary = _run(request, plan, out, cores, compile_timeout)
-    _report(summary, request, out)
+    summary = _run(request, plan, search, out, cores, compile_timeout)
+    _report(summary, plan, request, out)
 
 
 def _is_file(name: str) -> bool:
@@ -191,11 +196,11 @@ def _key_text(key: TableKey) -> str:
     return ", ".join(str(value) for value in key)
 
 
-def _announce(request: Request, plan: Plan, jobs: int) -> None:
+def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     from autotune.progress import duration
+    from autotune.search import Exhaustive
     from autotune.space import expected_compile_seconds
 
-    seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
     parts = [f"{_count(len(plan.incumbents), 'key')}, {_count(plan.candidates, 'candidate')}"]
     if plan.recorded:
         parts.append(f"{plan.recorded} recorded before")
@@ -203,40 +208,44 @@ def _announce(request: Request, plan: Plan, jobs: int) -> None:
         parts.append(f"{plan.reused} known from rows of the same program")
     if plan.ruled_out:
         parts.append(f"{plan.ruled_out} ruled out without a compile")
-    parts.append(f"{_count(len(plan.waiting), 'program')} to compile for {request.generation}")
-    if plan.saved:
-        parts.append(f"{_count(plan.saved, 'compile')} saved, as keys share programs")
+    all_of_them = isinstance(search, Exhaustive)
+    programs = _count(len(plan.waiting), "program")
+    parts.append(f"{programs} to compile for {request.generation}" + ("" if all_of_them else " at most"))
     if plan.waiting:
-        parts.append(f"about {duration(seconds)} with --jobs {jobs}")
+        seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
+        parts.append(f"{'about' if all_of_them else 'less than'} {duration(seconds)} with --jobs {jobs}")
     click.echo("; ".join(parts), err=True)
 
 
-def _run(request: Request, plan: Plan, out: Path, jobs: int, timeout: float) -> Summary:
+def _run(request: Request, plan: Plan, search: Search, out: Path, jobs: int, timeout: float) -> Summary:
     from autotune import sweep
     from autotune.progress import CompileProgress
-    from autotune.space import expected_compile_seconds
 
-    expected = sum(map(expected_compile_seconds, plan.waiting))
     try:
-        with CompileProgress(len(plan.waiting), expected, jobs) as progress:
-            return sweep.run(request, plan, out, jobs, timeout, progress)
+        with CompileProgress(search.prospects(), jobs) as progress:
+            return sweep.run(request, plan, search, out, jobs, timeout, progress)
     except KeyboardInterrupt:
         again = shlex.join(["autotune", *sys.argv[1:]])
         click.echo(f"interrupted; everything so far is recorded in {out}. To go on:\n  {again}", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _report(summary: Summary, request: Request, out: Path) -> None:
+def _report(summary: Summary, plan: Plan, request: Request, out: Path) -> None:
     from autotune import show
 
-    plan = summary.plan
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common()) or "none"
     click.echo(f"newly recorded candidates: {counts}", err=True)
-    click.echo(
-        f"{_count(summary.compiled, 'program')} compiled, {_count(plan.saved, 'compile')} saved by sharing "
-        f"programs between keys, {plan.ruled_out} candidates ruled out without one",
-        err=True,
-    )
+    parts = [
+        f"{_count(summary.compiled, 'program')} compiled",
+        f"{_count(summary.shared, 'compile')} saved by sharing programs between keys",
+    ]
+    if summary.left_out:
+        parts.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
+    if summary.implied:
+        parts.append(f"{summary.implied} overflow as smaller ones do")
+    if plan.ruled_out:
+        parts.append(f"{_count(plan.ruled_out, 'candidate')} ruled out by size alone")
+    click.echo(", ".join(parts), err=True)
     seen = show.overview(out, request.generation.name)
     show.display(seen)
     if seen.lines:

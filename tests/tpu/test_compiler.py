@@ -11,7 +11,7 @@ from autotune.kernel.rpa import scratch_bytes
 from autotune.tpu.chips import MIB
 from autotune.tpu.compiler import Compiled
 from autotune.workers import CompilePool, Task
-from tests.conftest import program
+from tests.conftest import each, program
 
 SMALL = {"q_heads": 8, "kv_heads": 2, "page_size": 128}
 TASKS = {
@@ -31,7 +31,7 @@ TASKS = {
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Compiled]:
     with CompilePool(2, 300.0) as pool:
-        found = dict(pool.run(TASKS.values()))
+        found = dict(pool.run(each(TASKS.values())))
     return {name: found[task] for name, task in TASKS.items()}
 
 
@@ -93,8 +93,9 @@ def test_a_shape_that_the_kernel_refuses(verdicts: dict[str, Compiled]) -> None:
 def test_the_default_limit_refuses_what_100_mib_takes() -> None:
     big: Program = program(128, 128, q_heads=32, kv_heads=8, page_size=16)
     roomy = dataclasses.replace(big, settings=dataclasses.replace(big.settings, vmem_limit_bytes=100 * MIB))
+    tasks = [Task("v5e", big), Task("v5e", roomy)]
     with CompilePool(2, 900.0) as pool:
-        found = {task.program: verdict for task, verdict in pool.run([Task("v5e", big), Task("v5e", roomy)])}
+        found = {task.program: verdict for task, verdict in pool.run(each(tasks))}
     assert found[big].status == "vmem_oom"
     assert found[big].needed_bytes == pytest.approx(22.04 * MIB, rel=0.001)
     assert found[big].limit_bytes == 16 * MIB

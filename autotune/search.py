@@ -1,0 +1,238 @@
+"""Which program to compile next: all of them in turn, or only those that could still win a key.
+
+A search is asked for the next program whenever a worker is free, and told each verdict. What it leaves out
+has no row: another run, with other versions or a better model, may want it.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from autotune.kernel.problem import Layout, Program, Settings
+from autotune.plan import Trial
+from autotune.space import expected_compile_seconds
+from autotune.surrogate import Surrogate, fit
+from autotune.tpu.compiler import Compiled
+
+# A program is left out if no key could be this much faster with it: below what a model, or a clock, can tell.
+WORTH_A_COMPILE = 0.005
+# Programs that a layout of heads starts from, cheap ones spread over the space.
+SEEDS = 7
+
+# Modelled seconds of a trial, its workloads taken together, given its program's cycles by loop depth.
+Latency = Callable[[Trial, tuple[int, ...]], float]
+
+
+class Search(abc.ABC):
+    """waiting: programs without a verdict, each with the trials that it is for."""
+
+    def __init__(self, waiting: Mapping[Program, list[Trial]]) -> None:
+        self.waiting = dict(waiting)
+        self._in_flight: set[Program] = set()
+
+    def next(self) -> Program | None:
+        """A program to compile now; None if there is none, or none before another verdict is told."""
+        program = self._pick()
+        if program:
+            self._in_flight.add(program)
+        return program
+
+    def tell(self, program: Program, verdict: Compiled) -> dict[Program, Compiled]:
+        """A program's verdict; returns the verdicts of others that follow from it without a compile.
+
+        What is no smaller than an overflow in both block sizes overflows.
+        """
+        self._in_flight.discard(program)
+        self._learn(program, verdict, self.waiting.pop(program))
+        implied = {}
+        if verdict.status == "vmem_oom":
+            for other in [p for p in self.waiting if p not in self._in_flight and _contains(p, program)]:
+                trials = self.waiting.pop(other)
+                implied[other] = dataclasses.replace(
+                    verdict,
+                    seconds=None,
+                    error="not compiled: {},{} overflows already".format(*program.blocks),
+                )
+                self._learn(other, implied[other], trials)
+        return implied
+
+    @abc.abstractmethod
+    def prospects(self) -> list[Program]:
+        """Programs that would be compiled if no verdict changed anything, those under way included."""
+
+    @abc.abstractmethod
+    def _pick(self) -> Program | None: ...
+
+    @abc.abstractmethod
+    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None: ...
+
+
+def _contains(program: Program, other: Program) -> bool:
+    """Whether a program has the other's layout and settings, and blocks no smaller than its."""
+    return (
+        program.layout == other.layout
+        and program.settings == other.settings
+        and all(mine >= theirs for mine, theirs in zip(program.blocks, other.blocks, strict=True))
+    )
+
+
+class Exhaustive(Search):
+    """Every program, those expected to take longest first, so that no core ends up waiting."""
+
+    def __init__(self, waiting: Mapping[Program, list[Trial]]) -> None:
+        super().__init__(waiting)
+        self._order = sorted(waiting, key=expected_compile_seconds)
+
+    def _pick(self) -> Program | None:
+        while self._order:
+            if (program := self._order.pop()) in self.waiting:
+                return program
+        return None
+
+    def prospects(self) -> list[Program]:
+        return list(self.waiting)
+
+    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
+        pass
+
+
+class Contender(NamedTuple):
+    """A program worth a compile: the share by which it may make a key faster, minus its compile seconds."""
+
+    gain: float
+    minus_seconds: float
+    program: Program
+
+
+class Contenders(Search):
+    """Only programs that could still win a key, given what is known of those already compiled.
+
+    known: cycles of compiled programs, with all trials that have them. latency: see Latency.
+    """
+
+    def __init__(
+        self,
+        waiting: Mapping[Program, list[Trial]],
+        known: Mapping[Program, tuple[tuple[int, ...], list[Trial]]],
+        latency: Latency,
+    ) -> None:
+        super().__init__(waiting)
+        self._latency = latency
+        self._best: dict[object, float] = {}
+        groups: dict[object, dict[Program, list[Trial]]] = {}
+        for program, trials in self.waiting.items():
+            groups.setdefault(_heads(program), {})[program] = trials
+        self._groups = {heads: _Group(programs) for heads, programs in groups.items()}
+        for program, (cycles, trials) in known.items():
+            if group := self._groups.get(_heads(program)):
+                group.known[program] = cycles
+                self._improve(trials, cycles)
+        for group in self._groups.values():
+            group.seeds = seeds(group.waiting, SEEDS - len(group.known))
+
+    def prospects(self) -> list[Program]:
+        found = set(self._in_flight)
+        for group in self._groups.values():
+            self._contender(group)
+            found.update(p for p in group.seeds if p in self.waiting)
+            found.update(c.program for c in group.contenders or ())
+        return list(found)
+
+    def _pick(self) -> Program | None:
+        # Seeds of all groups first: they are cheap, and everything else follows from them.
+        for group in self._groups.values():
+            while group.seeds:
+                if (program := group.seeds.pop()) in self.waiting:
+                    return program
+        ranked = [found for group in self._groups.values() if (found := self._contender(group))]
+        return max(ranked, key=lambda c: c[:2]).program if ranked else None
+
+    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
+        group = self._groups[_heads(program)]
+        del group.waiting[program]
+        group.contenders = None
+        if verdict.schedule:
+            group.known[program] = verdict.schedule.cycles
+            self._improve(trials, verdict.schedule.cycles)
+
+    def _improve(self, trials: Iterable[Trial], cycles: tuple[int, ...]) -> None:
+        for trial in trials:
+            latency = self._latency(trial, cycles)
+            self._best[trial.key] = min(latency, self._best.get(trial.key, math.inf))
+
+    def _contender(self, group: _Group) -> Contender | None:
+        """The group's most promising program that is not on its way."""
+        if group.contenders is None:
+            group.contenders = self._rank(group)
+        while group.contenders and group.contenders[-1].program in self._in_flight:
+            group.contenders.pop()
+        return group.contenders[-1] if group.contenders else None
+
+    def _rank(self, group: _Group) -> list[Contender]:
+        """The group's programs that are worth a compile, the most promising last."""
+        surrogate = fit((program, cycles[3]) for program, cycles in group.known.items())
+        if surrogate is None:
+            # Too little is known to leave anything out: the cheapest, unless verdicts are on the way.
+            if any(program in self._in_flight for program in group.waiting):
+                return []
+            found = (Contender(math.inf, -expected_compile_seconds(p), p) for p in group.waiting)
+            return sorted(found, key=lambda c: c.minus_seconds)[-1:]
+        outer = _least_outer_cycles(group.known.values())
+        found = (
+            Contender(
+                self._gain(program, trials, surrogate, outer), -expected_compile_seconds(program), program
+            )
+            for program, trials in group.waiting.items()
+        )
+        return sorted((c for c in found if c.gain > WORTH_A_COMPILE), key=lambda c: c[:2])
+
+    def _gain(
+        self, program: Program, trials: list[Trial], surrogate: Surrogate, outer: tuple[int, ...]
+    ) -> float:
+        """The share by which a program may at best be faster than the best known, on any of its keys."""
+        least = (*outer, round(surrogate.least_cycles(program)))
+        return max(
+            1.0 - self._latency(trial, least) / self._best.get(trial.key, math.inf) for trial in trials
+        )
+
+
+@dataclasses.dataclass
+class _Group:
+    """Programs of one layout of heads and one setting, of every page size: one surrogate serves them.
+
+    contenders: as ranked after the last verdict, None where a verdict came since.
+    """
+
+    waiting: dict[Program, list[Trial]]
+    known: dict[Program, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    seeds: list[Program] = dataclasses.field(default_factory=list)
+    contenders: list[Contender] | None = None
+
+
+def _heads(program: Program) -> tuple[Layout, Settings]:
+    return dataclasses.replace(program.layout, page_size=1), program.settings
+
+
+def _least_outer_cycles(known: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The least cycles of the outer depths that were seen: they hardly differ between programs."""
+    return tuple(min(depth) for depth in zip(*(cycles[:3] for cycles in known), strict=True))
+
+
+def seeds(programs: Iterable[Program], count: int) -> list[Program]:
+    """Programs to start from: cheap ones at the corners and in the middle of the space, the cheapest last."""
+    by_cost = sorted(programs, key=expected_compile_seconds)
+    # The cheaper half, for a seed only has to show how cycles grow.
+    cheap = by_cost[: max(count, len(by_cost) // 2)]
+
+    def position(program: Program) -> tuple[float, float, float]:
+        pages, queries = program.blocks
+        return math.log2(pages * program.layout.page_size), math.log2(queries), math.log2(pages)
+
+    chosen = cheap[: min(1, max(0, count))]
+    while chosen and len(chosen) < min(count, len(cheap)):
+        chosen.append(max(cheap, key=lambda p: min(math.dist(position(p), position(c)) for c in chosen)))
+    return sorted(chosen, key=expected_compile_seconds, reverse=True)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from autotune import plan, results, surrogate
+from autotune.kernel.problem import BlockSizes, Program, TableKey
+from autotune.plan import Plan, Request
+from autotune.search import Contenders, Exhaustive, Search, seeds
+from autotune.sweep import search_for
+from autotune.tpu.chips import V6E
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
+from tests.conftest import program
+
+TOOLS = results.Tools("1", "1", "1", "x")
+KEYS = tuple(
+    TableKey("bfloat16", "bfloat16", 8, 2, 128, page_size, tokens, length)
+    for page_size in (16, 64, 128)
+    for tokens in (512, 2048)
+    for length in (1024, 4096)
+)
+
+
+def request(**changes: object) -> Request:
+    return dataclasses.replace(Request(generation=V6E, keys=KEYS), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def default_plan() -> Plan:
+    return plan.make_plan(request(), None, TOOLS, "m")
+
+
+def cycles_of(p: Program, noise: float, spill_from: float) -> tuple[int, ...]:
+    """Schedules like real ones: bilinear in tokens and queries, rough, and steeper where registers spill."""
+    pages, queries = p.blocks
+    tokens = pages * p.layout.page_size
+    rng = np.random.default_rng([pages, queries, p.layout.page_size])
+    cycles = 300 + 0.4 * tokens + 7 * queries + 0.02 * tokens * queries + 12 * pages
+    cycles *= 1 + noise * rng.uniform(-1, 1)
+    cycles *= max(1.0, tokens * queries / spill_from) ** 0.2
+    return 60, 280 + queries // 2, 27, round(cycles)
+
+
+def play(search: Search, verdict_of: object, jobs: int = 3) -> dict[Program, Compiled]:
+    """Go through a search as a pool does; returns the verdicts of all that it compiled."""
+    done: dict[Program, Compiled] = {}
+    under_way: list[Program] = []
+    while True:
+        while len(under_way) < jobs and (p := search.next()):
+            assert p not in done
+            assert p not in under_way
+            under_way.append(p)
+        if not under_way:
+            return done
+        p = under_way.pop(0)
+        done[p] = verdict_of(p)  # type: ignore[operator]
+        search.tell(p, done[p])
+
+
+def best_latencies(the_plan: Plan, done: dict[Program, Compiled]) -> dict[TableKey, float]:
+    latency = search_for(request(), the_plan)._latency  # type: ignore[attr-defined]
+    best: dict[TableKey, float] = {}
+    for p, verdict in done.items():
+        for trial in the_plan.waiting[p]:
+            if verdict.schedule:
+                value = latency(trial, verdict.schedule.cycles)
+                best[trial.key] = min(value, best.get(trial.key, math.inf))
+    return best
+
+
+@pytest.mark.parametrize(("noise", "spill_from"), [(0.0, 1e9), (0.05, 1e5), (0.1, 3e4)])
+def test_leaving_out_costs_almost_nothing_and_saves_much(
+    default_plan: Plan, noise: float, spill_from: float
+) -> None:
+    def verdict_of(p: Program) -> Compiled:
+        return Compiled(status="ok", schedule=Schedule(cycles_of(p, noise, spill_from), 1, 1))
+
+    all_of_them = play(Exhaustive(default_plan.waiting), verdict_of)
+    assert set(all_of_them) == set(default_plan.waiting)
+    some = play(search_for(request(), default_plan), verdict_of)
+    assert len(some) < 0.7 * len(all_of_them)
+    best, found = best_latencies(default_plan, all_of_them), best_latencies(default_plan, some)
+    assert set(found) == set(KEYS)
+    assert max(found[key] / best[key] for key in KEYS) < 1.01
+
+
+def test_what_contains_an_overflow_is_not_compiled(default_plan: Plan) -> None:
+    def verdict_of(p: Program) -> Compiled:
+        if math.prod(p.blocks) * p.layout.page_size > 65536:
+            return Compiled(status="vmem_oom", needed_bytes=2, limit_bytes=1, seconds=1.0)
+        return Compiled(status="ok", schedule=Schedule(cycles_of(p, 0.0, 1e9), 1, 1))
+
+    for search in (Exhaustive(default_plan.waiting), search_for(request(), default_plan)):
+        implied: dict[Program, Compiled] = {}
+        tell = search.tell
+        search.tell = lambda p, v, tell=tell, implied=implied: implied.update(tell(p, v)) or {}  # type: ignore[method-assign]
+        done = play(search, verdict_of, jobs=1)
+        assert not set(done) & set(implied)
+        assert all(verdict_of(p).status == v.status == "vmem_oom" for p, v in implied.items())
+        assert all(v.seconds is None and "overflows already" in (v.error or "") for v in implied.values())
+
+
+def test_named_blocks_are_all_compiled(default_plan: Plan) -> None:
+    named = request(kv_pages=(4, 8), queries=(32,))
+    assert isinstance(search_for(named, plan.make_plan(named, None, TOOLS, "m")), Exhaustive)
+    assert isinstance(search_for(request(exhaustive=True), default_plan), Exhaustive)
+    assert isinstance(search_for(request(), default_plan), Contenders)
+
+
+def test_a_search_that_knows_everything_worth_knowing_asks_for_nothing(default_plan: Plan) -> None:
+    """As when the same sweep is run again: what was left out then is left out now."""
+
+    def verdict_of(p: Program) -> Compiled:
+        return Compiled(status="ok", schedule=Schedule(cycles_of(p, 0.05, 1e5), 1, 1))
+
+    done = play(search_for(request(), default_plan), verdict_of)
+    known = {p: (v.schedule.cycles, default_plan.waiting[p]) for p, v in done.items() if v.schedule}
+    waiting = {p: trials for p, trials in default_plan.waiting.items() if p not in done}
+    again = Contenders(waiting, known, search_for(request(), default_plan)._latency)  # type: ignore[attr-defined]
+    assert again.prospects() == []
+    assert again.next() is None
+
+
+def test_failures_of_every_kind_do_not_stop_a_search(default_plan: Plan) -> None:
+    statuses = iter(["crashed", "timeout", "compile_error", "invalid"] * 1000)
+    done = play(search_for(request(), default_plan), lambda p: Compiled(status=next(statuses)))
+    assert set(done) == set(default_plan.waiting), "with nothing known, nothing may be left out"
+
+
+def test_seeds_are_cheap_and_spread(default_plan: Plan) -> None:
+    chosen = seeds(default_plan.waiting, 7)
+    assert len(set(chosen)) == 7
+    assert len({p.blocks.num_queries_per_blk for p in chosen}) > 1
+    assert len({p.blocks.num_kv_pages_per_blk * p.layout.page_size for p in chosen}) > 2
+    assert seeds([], 7) == []
+    assert len(seeds([program()], 7)) == 1
+    assert seeds(default_plan.waiting, -2) == []
+
+
+def grid() -> Iterator[Program]:
+    for page_size in (16, 64, 128):
+        for pages in (2, 4, 8, 16):
+            for queries in (32, 64, 128):
+                base = program(pages, queries, page_size=page_size)
+                yield dataclasses.replace(base, blocks=BlockSizes(pages, queries))
+
+
+def test_surrogate_of_a_bilinear_schedule_is_exact() -> None:
+    pairs = [(p, cycles_of(p, 0.0, 1e9)[3]) for p in grid()]
+    fitted = surrogate.fit(pairs[::2])
+    assert fitted
+    assert fitted.error == surrogate.LEAST_ERROR
+    assert all(fitted.cycles(p) == pytest.approx(c, rel=0.01) for p, c in pairs)
+
+
+def test_surrogate_knows_how_rough_its_data_is() -> None:
+    rough = surrogate.fit([(p, cycles_of(p, 0.2, 1e9)[3]) for p in grid()])
+    assert rough
+    assert rough.error > surrogate.LEAST_ERROR
+    assert rough.least_cycles(program()) < rough.cycles(program())
+
+
+def test_surrogate_of_too_little_is_none() -> None:
+    assert surrogate.fit([(p, 100) for p in list(grid())[: surrogate.TERMS]]) is None
