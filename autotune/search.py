@@ -22,6 +22,8 @@ from autotune.tpu.compiler import Compiled
 WORTH_A_COMPILE = 0.005
 # Programs that a layout of heads starts from, cheap ones spread over the space.
 SEEDS = 7
+# Expected seconds of a compile that is run for a comparison only.
+QUICK_SECONDS = 5.0
 
 # Modelled seconds of a trial, its workloads taken together, given its program's cycles by loop depth.
 Latency = Callable[[Trial, tuple[int, ...]], float]
@@ -111,7 +113,8 @@ class Contender(NamedTuple):
 class Contenders(Search):
     """Only programs that could still win a key, given what is known of those already compiled.
 
-    known: cycles of compiled programs, with all trials that have them. latency: see Latency.
+    known: cycles of compiled programs, with all trials that have them. latency: see Latency. wanted: programs
+    to compile at last although they cannot win, if that is quick: what a winner is compared with.
     """
 
     def __init__(
@@ -119,8 +122,11 @@ class Contenders(Search):
         waiting: Mapping[Program, list[Trial]],
         known: Mapping[Program, tuple[tuple[int, ...], list[Trial]]],
         latency: Latency,
+        wanted: Iterable[Program] = (),
     ) -> None:
         super().__init__(waiting)
+        quick = [p for p in set(wanted) if expected_compile_seconds(p) <= QUICK_SECONDS]
+        self._wanted = sorted(quick, key=expected_compile_seconds)
         self._latency = latency
         self._best: dict[object, float] = {}
         groups: dict[object, dict[Program, list[Trial]]] = {}
@@ -140,6 +146,7 @@ class Contenders(Search):
             self._contender(group)
             found.update(p for p in group.seeds if p in self.waiting)
             found.update(c.program for c in group.contenders or ())
+        found.update(p for p in self._wanted if p in self.waiting)
         return list(found)
 
     def _pick(self) -> Program | None:
@@ -149,7 +156,13 @@ class Contenders(Search):
                 if (program := group.seeds.pop()) in self.waiting:
                     return program
         ranked = [found for group in self._groups.values() if (found := self._contender(group))]
-        return max(ranked, key=lambda c: c[:2]).program if ranked else None
+        if ranked:
+            return max(ranked, key=lambda c: c[:2]).program
+        while self._wanted:
+            program = self._wanted.pop()
+            if program in self.waiting and program not in self._in_flight:
+                return program
+        return None
 
     def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
         group = self._groups[_heads(program)]

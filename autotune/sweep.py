@@ -75,7 +75,12 @@ def search_for(request: Request, plan: Plan) -> Search:
         ]
         return math.exp(sum(logs) / len(logs))
 
-    return Contenders(plan.waiting, plan.known, latency)
+    wanted = [
+        program
+        for program, trials in plan.waiting.items()
+        if any(program.blocks in plan.incumbents[trial.key] for trial in trials)
+    ]
+    return Contenders(plan.waiting, plan.known, latency, wanted)
 
 
 def run(

@@ -10,7 +10,8 @@ import pytest
 from autotune import plan, results, surrogate
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.plan import Plan, Request
-from autotune.search import Contenders, Exhaustive, Search, seeds
+from autotune.search import QUICK_SECONDS, Contenders, Exhaustive, Search, seeds
+from autotune.space import expected_compile_seconds
 from autotune.sweep import search_for
 from autotune.tpu.chips import V6E
 from autotune.tpu.compiler import Compiled
@@ -82,7 +83,8 @@ def test_leaving_out_costs_almost_nothing_and_saves_much(
 
     all_of_them = play(Exhaustive(default_plan.waiting), verdict_of)
     assert set(all_of_them) == set(default_plan.waiting)
-    some = play(search_for(request(), default_plan), verdict_of)
+    latency = search_for(request(), default_plan)._latency  # type: ignore[attr-defined]
+    some = play(Contenders(default_plan.waiting, {}, latency), verdict_of)
     assert len(some) < 0.7 * len(all_of_them)
     best, found = best_latencies(default_plan, all_of_them), best_latencies(default_plan, some)
     assert set(found) == set(KEYS)
@@ -124,6 +126,16 @@ def test_a_search_that_knows_everything_worth_knowing_asks_for_nothing(default_p
     again = Contenders(waiting, known, search_for(request(), default_plan)._latency)  # type: ignore[attr-defined]
     assert again.prospects() == []
     assert again.next() is None
+
+
+def test_what_a_winner_is_compared_with_is_compiled_if_that_is_quick(default_plan: Plan) -> None:
+    def verdict_of(p: Program) -> Compiled:
+        return Compiled(status="ok", schedule=Schedule(cycles_of(p, 0.0, 1e9), 1, 1))
+
+    done = play(search_for(request(), default_plan), verdict_of)
+    for p, trials in default_plan.waiting.items():
+        if any(p.blocks in default_plan.incumbents[t.key] for t in trials):
+            assert p in done or expected_compile_seconds(p) > QUICK_SECONDS
 
 
 def test_failures_of_every_kind_do_not_stop_a_search(default_plan: Plan) -> None:
