@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune import results, space
@@ -86,11 +86,17 @@ class Plan:
         return self.recorded + len(self.settled) + sum(map(len, self.waiting.values()))
 
 
-def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools, model: str | None) -> Plan:
+def make_plan(
+    request: Request,
+    frame: pd.DataFrame | None,
+    tools: results.Tools,
+    model: str | None,
+    kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
+) -> Plan:
     """The plan of a sweep, given the rows that its folder holds.
 
     frame: rows as `results.read` gives them; None for a new folder. model: version of the cost model that
-    will fill latencies.
+    will fill latencies. kept: verdicts that are kept elsewhere, of programs that the rows do not hold.
 
     Raises:
       UsageError: a workload does not fit a key.
@@ -122,6 +128,12 @@ def make_plan(request: Request, frame: pd.DataFrame | None, tools: results.Tools
                 plan.settled.append((trial, compiled))
             else:
                 plan.waiting.setdefault(program, []).append(trial)
+    for program, verdict in kept(list(plan.waiting)).items():
+        trials = plan.waiting.pop(program)
+        plan.reused += len(trials)
+        plan.settled += [(trial, verdict) for trial in trials]
+        if verdict.schedule:
+            plan.known.setdefault(program, (verdict.schedule.cycles, []))[1].extend(trials)
     return plan
 
 

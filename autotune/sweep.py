@@ -15,6 +15,7 @@ from autotune.errors import MachineError
 from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
 from autotune.search import Contenders, Exhaustive, Search
+from autotune.store import Store
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
 from autotune.workers import CompilePool, Task
@@ -42,10 +43,15 @@ class Progress(Protocol):
     def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None: ...
 
 
-def load(folder: Path, request: Request) -> Plan:
-    """The plan of a sweep into a folder, which need not exist yet."""
+def load(folder: Path, request: Request, store: Store | None) -> Plan:
+    """The plan of a sweep into a folder, which need not exist yet; store: verdicts of earlier sweeps."""
     frame = results.read(folder) if folder.is_dir() else None
-    return make_plan(request, frame, results.Tools.installed(), CALIBRATION.version)
+    tools = results.Tools.installed()
+
+    def kept(programs: list[Program]) -> dict[Program, Compiled]:
+        return store.get(request.generation.name, tools, programs) if store else {}
+
+    return make_plan(request, frame, tools, CALIBRATION.version, kept)
 
 
 def require_compiler() -> None:
@@ -87,6 +93,7 @@ def run(
     request: Request,
     plan: Plan,
     search: Search,
+    store: Store | None,
     folder: Path,
     jobs: int,
     timeout: float,
@@ -122,6 +129,8 @@ def run(
         for task, verdict in pool.run(next_task):
             trials = plan.waiting[task.program]
             record((trial, verdict) for trial in trials)
+            if store:
+                store.put(request.generation.name, tools, task.program, verdict)
             summary.compiled += 1
             summary.shared += len(trials) - 1
             for program, implied in search.tell(task.program, verdict).items():

@@ -93,7 +93,7 @@ def autotune(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProce
         return subprocess.run(
             command_line(*arguments),
             cwd=tmp_path,
-            env=user_environment(),
+            env=user_environment(tmp_path / "cache"),
             text=True,
             capture_output=True,
             timeout=600,
@@ -108,6 +108,7 @@ def command_line(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "autotune", *map(str, arguments)]
 
 
-def user_environment() -> dict[str, str]:
+def user_environment(cache: Path | None = None) -> dict[str, str]:
+    """A user's environment; cache: where it keeps compile results, a place that is not there by default."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "COLUMNS", "NO_COLOR")}
-    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
+    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "XDG_CACHE_HOME": str(cache or "/nowhere")}

@@ -21,7 +21,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     ("autotune.winners", "autotune.workers"),
     ("autotune.incumbents", "autotune.progress"),
-    ("autotune.plan", "autotune.surrogate"),
+    ("autotune.plan", "autotune.surrogate", "autotune.store"),
     ("autotune.search",),
     ("autotune.sweep", "autotune.emit", "autotune.show"),
     ("autotune.commands.",),

@@ -115,8 +115,17 @@ def test_another_workload_or_key_reuses_the_programs_in_the_rows(autotune: Run, 
     (tmp_path / "mine.csv").write_text("1,512\n100,300\n")
     more = autotune(*SWEEP, "--workload", "mine.csv", "--shape", shape(max_model_len=1024))
     assert more.returncode == 0, more.stderr
-    assert "8 known from rows of the same program; 0 programs to compile" in more.stderr
+    assert "8 known from compiles of the same program; 0 programs to compile" in more.stderr
     assert set(results.read(tmp_path / "r")["workload"]) == {"mixed", "mine.csv"}
+
+
+def test_another_folder_does_not_compile_the_same_program_again(autotune: Run, tmp_path: Path) -> None:
+    first = autotune(*SWEEP, "--workload", "mixed")
+    second = autotune(*SWEEP[:-1], "other", "--workload", "mixed")
+    assert "4 known from compiles of the same program; 0 programs to compile" in second.stderr
+    assert second.stdout.replace("other", "r") == first.stdout
+    without = autotune(*SWEEP[:-1], "third", "--dry-run", "--no-cache")
+    assert "4 programs to compile" in without.stderr
 
 
 def test_failures_are_rows_and_never_win(autotune: Run, tmp_path: Path) -> None:
@@ -158,7 +167,7 @@ def start(tmp_path: Path, *extra: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command_line(*SWEEP[:6], "16", "--queries", queries, "--out", "r", "--jobs", "1", *extra),
         cwd=tmp_path,
-        env=user_environment(),
+        env=user_environment(tmp_path / "cache"),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -204,14 +213,14 @@ def test_an_interrupt_exits_130_with_the_command_that_goes_on(tmp_path: Path, nu
 
 
 def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path) -> None:
-    """The slow program is compiled first and loses its worker; after one other it is tried again, and again."""
+    """The slow program is compiled first and loses its worker; one other later it loses the next."""
     (tmp_path / "tmp").mkdir()
     arguments = ["sweep", "--target", "v6e", "--out", "r", "--jobs", "1", "--workload", "mixed"]
     arguments += ["--shape", shape(q_heads=8, kv_heads=4, page_size=128, max_model_len=2048)]
     sweep = subprocess.Popen(
         command_line(*arguments, "--kv-pages", "1,16", "--queries", "32,256"),
         cwd=tmp_path,
-        env={**user_environment(), "TMPDIR": str(tmp_path / "tmp")},
+        env={**user_environment(tmp_path / "cache"), "TMPDIR": str(tmp_path / "tmp")},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -17,6 +17,7 @@ from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
 if TYPE_CHECKING:
     from autotune.plan import Plan, Request
     from autotune.search import Search
+    from autotune.store import Store
     from autotune.sweep import Summary
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
@@ -80,6 +81,11 @@ PRESETS = ("smoke", "published")
 )
 @click.option("--exhaustive", is_flag=True, help="Compile every candidate, not only those that could win.")
 @click.option("--retry-failed", is_flag=True, help="Compile again what timed out or crashed before.")
+@click.option(
+    "--cache/--no-cache",
+    default=True,
+    help="Use the store of compile results that sweeps share (see autotune cache). [default: use it]",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder; rows are added to it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 def command(
@@ -100,6 +106,7 @@ def command(
     compile_timeout: float,
     exhaustive: bool,
     retry_failed: bool,
+    cache: bool,
     out: Path | None,
     dry_run: bool,
 ) -> None:
@@ -138,6 +145,7 @@ def command(
     from autotune.kernel import workload
     from autotune.kernel.tiling import sweep_key
     from autotune.plan import Request
+    from autotune.store import Store, default_path
     from autotune.tpu import chips
 
     keys: dict[TableKey, None] = dict.fromkeys(presets.keys(preset) if preset else ())
@@ -166,14 +174,15 @@ def command(
         retry_failed=retry_failed,
         exhaustive=exhaustive,
     )
-    plan = sweep.load(out or Path(os.devnull), request)
+    store = Store(default_path()) if cache else None
+    plan = sweep.load(out or Path(os.devnull), request, store)
     search = sweep.search_for(request, plan)
     cores = jobs or _cores()
     _announce(request, plan, search, cores)
     if dry_run:
         return
     assert out is not None
-    summary = _run(request, plan, search, out, cores, compile_timeout)
+    summary = _run(request, plan, search, store, out, cores, compile_timeout)
     _report(summary, plan, request, out)
 
 
@@ -205,7 +214,7 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     if plan.recorded:
         parts.append(f"{plan.recorded} recorded before")
     if plan.reused:
-        parts.append(f"{plan.reused} known from rows of the same program")
+        parts.append(f"{plan.reused} known from compiles of the same program")
     if plan.ruled_out:
         parts.append(f"{plan.ruled_out} ruled out without a compile")
     all_of_them = isinstance(search, Exhaustive)
@@ -217,13 +226,21 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     click.echo("; ".join(parts), err=True)
 
 
-def _run(request: Request, plan: Plan, search: Search, out: Path, jobs: int, timeout: float) -> Summary:
+def _run(
+    request: Request,
+    plan: Plan,
+    search: Search,
+    store: Store | None,
+    out: Path,
+    jobs: int,
+    timeout: float,
+) -> Summary:
     from autotune import sweep
     from autotune.progress import CompileProgress
 
     try:
         with CompileProgress(search.prospects(), jobs) as progress:
-            return sweep.run(request, plan, search, out, jobs, timeout, progress)
+            return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
         again = shlex.join(["autotune", *sys.argv[1:]])
         click.echo(f"interrupted; everything so far is recorded in {out}. To go on:\n  {again}", err=True)

@@ -1,0 +1,29 @@
+"""`autotune cache`."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command(epilog="Example: autotune cache --clear")
+@click.option("--clear", is_flag=True, help="Forget everything.")
+def command(clear: bool) -> None:
+    """Show or empty the store of compile results.
+
+    Sweeps of one user share it: a program compiled once with the same versions of jax, jaxlib, libtpu and
+    the kernel is not compiled again, whatever results folder it is for. Deleting it costs compiles, no rows.
+    """
+    from autotune.store import Store, default_path
+
+    store = Store(default_path())
+    if clear:
+        store.clear()
+        click.echo(f"{store.path}: empty")
+        return
+    lines = store.lines()
+    if store.broken:
+        click.echo(f"{store.path} cannot be used ({store.broken}): `autotune cache --clear` makes a new one")
+        return
+    click.echo(f"{store.path}: {sum(line.verdicts for line in lines)} compile results")
+    for line in lines:
+        click.echo(f"{line.target}: {line.verdicts}, {line.compile_seconds:.0f} s of compiling, {line.tools}")

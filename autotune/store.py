@@ -1,0 +1,147 @@
+"""Verdicts of the compiler, kept across sweeps in the user's cache folder.
+
+A verdict depends on the target, the program and the tools, and on nothing else: whoever sweeps the same
+program into another folder need not compile it again. It is a cache: it may be deleted at any time, and a
+store that cannot be used costs compiles, never a sweep.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from autotune.kernel import rpa
+from autotune.kernel.problem import Program
+from autotune.results import Tools
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
+
+T = TypeVar("T")
+
+# A change of what a verdict holds, or of how listings are read, asks for a new number.
+VERSION = 1
+# A compile that took too long or crashed may go well next time; these are the compiler's last word.
+LASTING = frozenset({"ok", "vmem_oom", "smem_oom", "compile_error", "invalid"})
+BUSY_SECONDS = 10.0
+
+
+def default_path() -> Path:
+    """compiles.sqlite in `autotune` below XDG_CACHE_HOME, or below ~/.cache where that is not set."""
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "autotune" / "compiles.sqlite"
+
+
+class Line(NamedTuple):
+    """What a store holds for one target and one set of tools."""
+
+    target: str
+    tools: str
+    verdicts: int
+    compile_seconds: float
+
+
+class Store:
+    """One store; any number of sweeps may use it at once. `broken` says why it is not used, if it is not."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.broken: str | None = None
+
+    def _with_connection(self, work: Callable[[sqlite3.Connection], T], otherwise: T) -> T:
+        """What the work returns, its changes committed; `otherwise` where the store cannot be used."""
+        if self.broken:
+            return otherwise
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with (
+                contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection,
+                connection,
+            ):
+                connection.execute(
+                    "CREATE TABLE IF NOT EXISTS verdicts (id TEXT PRIMARY KEY, target TEXT, tools TEXT, "
+                    "seconds REAL, verdict TEXT, time REAL)"
+                )
+                return work(connection)
+        except (OSError, sqlite3.Error) as error:
+            self.broken = str(error)
+            return otherwise
+
+    def get(self, target: str, tools: Tools, programs: Iterable[Program]) -> dict[Program, Compiled]:
+        """The verdicts that are kept of these programs."""
+
+        def look_up(connection: sqlite3.Connection) -> dict[Program, Compiled]:
+            found = {}
+            for program in programs:
+                cursor = connection.execute(
+                    "SELECT verdict FROM verdicts WHERE id = ?", [_identity(target, tools, program)]
+                )
+                if (line := cursor.fetchone()) and (verdict := _decoded(line[0])):
+                    found[program] = verdict
+            return found
+
+        return self._with_connection(look_up, {}) if self.path.exists() else {}
+
+    def put(self, target: str, tools: Tools, program: Program, verdict: Compiled) -> None:
+        """Keep a verdict, if it is one that lasts."""
+        if verdict.status not in LASTING or verdict.seconds is None:
+            return
+        values = [
+            _identity(target, tools, program),
+            target,
+            f"jax {tools.jax}, libtpu {tools.libtpu}, kernel {tools.kernel_fingerprint}",
+            verdict.seconds,
+            json.dumps(dataclasses.asdict(verdict)),
+            time.time(),
+        ]
+        statement = "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)"
+        self._with_connection(lambda connection: connection.execute(statement, values), None)
+
+    def lines(self) -> list[Line]:
+        """What is kept, by target and tools; nothing, and no new file, where there is no store."""
+        statement = (
+            "SELECT target, tools, count(*), sum(seconds) FROM verdicts GROUP BY target, tools ORDER BY 1, 2"
+        )
+
+        def read(connection: sqlite3.Connection) -> list[Line]:
+            return [Line(*line) for line in connection.execute(statement)]
+
+        return self._with_connection(read, []) if self.path.exists() else []
+
+    def clear(self) -> None:
+        """Forget everything: the file, and what sqlite keeps beside it, are deleted."""
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+
+def _identity(target: str, tools: Tools, program: Program) -> str:
+    compiled_at = rpa.compile_problem(program.layout, program.blocks)
+    parts = [
+        VERSION,
+        target,
+        dataclasses.asdict(tools),
+        dataclasses.asdict(program),
+        dataclasses.asdict(compiled_at),
+        rpa.COMPILE_TOTAL_PAGES,
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _decoded(text: str) -> Compiled | None:
+    """A verdict as `put` wrote it; None for anything else, so that a damaged line is a compile, no more."""
+    try:
+        fields = json.loads(text)
+        if schedule := fields["schedule"]:
+            cycles = tuple(int(count) for count in schedule["cycles"])
+            fields["schedule"] = Schedule(cycles, int(schedule["vmem_bytes"]), int(schedule["smem_bytes"]))
+        verdict = Compiled(**fields)
+    except (ValueError, TypeError, KeyError):
+        return None
+    return verdict if verdict.status in LASTING else None
