@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +77,7 @@ OURS = """
 from pathlib import Path
 from autotune import results, winners
 lines = winners.choose(winners.scores(results.read(Path(FOLDER), winners.READ_COLUMNS)))
-best = {k[6:]: tuple(b) for k, b in zip(winners.keys_of(lines), winners.blocks_of(lines))}
+best = {tuple(k[6:]): tuple(b) for k, b in zip(winners.keys_of(lines), winners.blocks_of(lines))}
 """
 EMIT = """
 from pathlib import Path
@@ -107,8 +105,7 @@ start = time.perf_counter()
 seconds = time.perf_counter() - start
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 import hashlib
-digest = hashlib.sha256(repr(sorted((tuple(map(int, k)) if isinstance(k, tuple) else k, v if isinstance(v, int)
-    else tuple(map(int, v))) for k, v in best.items())).encode()).hexdigest()
+digest = hashlib.sha256(json.dumps(sorted((str(k), str(v)) for k, v in best.items())).encode()).hexdigest()
 print(json.dumps(dict(seconds=seconds, peak_mib=peak, keys=len(best), digest=digest)))
 """
 
@@ -147,5 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    _ = (resource, time)
     main()
