@@ -85,7 +85,7 @@ def loop_counts(problem: Problem, blocks: BlockSizes, workload: Workload) -> Loo
     sequence with a query in its block, and each visit reads all KV blocks of the sequence: the kernel skips
     none for the causal mask.
     """
-    q_lens, kv_lens = np.array(workload.sequences, dtype=np.int64).T
+    q_lens, kv_lens = workload.lengths
     ends = np.cumsum(q_lens)
     size = blocks.num_queries_per_blk
     visits = (ends - 1) // size - (ends - q_lens) // size + 1
