@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -148,6 +149,11 @@ def terms(
         kv_copy=kv_bytes / bandwidth,
         q_copy=rows * problem.head_dim * DTYPE_BITS[problem.q_dtype] / 8 / bandwidth,
     )
+
+
+def stack(several: Iterable[Terms]) -> Terms:
+    """Terms of many candidates as arrays, to predict them at once."""
+    return Terms(*np.array(list(several), dtype=np.float64).T)
 
 
 def seconds(t: Terms, calibration: Calibration) -> Any:

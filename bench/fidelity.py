@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost import CALIBRATION, Calibration, Terms, seconds, terms
+from autotune.cost import CALIBRATION, Calibration, Terms, seconds, stack, terms
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
 from autotune.kernel.workload import Sequence, Workload
@@ -95,7 +95,7 @@ class Ranked:
         self.first = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int)
         self.of = np.repeat(np.arange(len(keys)), sizes)  # the key of each candidate
         self.winner = self.first + np.array([k.winner for k in keys])
-        self.terms = Terms(*np.array([t for k in keys for t in k.terms], dtype=float).T)
+        self.terms = stack(t for k in keys for t in k.terms)
 
     def predict(self, calibration: Calibration) -> np.ndarray:
         return np.asarray(seconds(self.terms, calibration))
