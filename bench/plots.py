@@ -10,6 +10,7 @@ import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import NullLocator
 
 from autotune.cost import Calibration
 
@@ -73,8 +74,10 @@ def _regret(path: Path, parts: dict[str, Ranked], calibration: Calibration) -> N
         line = np.array([best.min(), best.max()])
         axis.plot(line, 0.05 * line, "k--", lw=0.8, label="5% of the latency")
         axis.set(xscale="log", yscale="log", xlabel="latency of the model's first, us")
+        axis.set_xticks([25, 50, 100, 200, 400], ["25", "50", "100", "200", "400"])
+        axis.xaxis.set_minor_locator(NullLocator())
         axis.set_title(name, fontsize=9)
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, loc="center right")
     axes[0].set_ylabel("published winner slower by, us\n(0.05: it is the model's first)")
     figure.tight_layout()
     figure.savefig(path, dpi=DPI)
