@@ -97,7 +97,8 @@ def main() -> None:
     added: list[dict[str, object]] = []
     try:
         with CompilePool(args.jobs, args.timeout) as pool:
-            for task, verdict in pool.run(lines):
+            waiting = iter(lines)
+            for task, verdict in pool.run(lambda: next(waiting, None)):
                 added.append(
                     {
                         **dict(zip(PROGRAM_COLUMNS, lines[task], strict=True)),
