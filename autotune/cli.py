@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": "Try block sizes on a TPU generation and record every result.",
     "show": "Print the winners of a results folder.",
     "emit": "Write the Python table of tuned block sizes.",
+    "calibrate": "Fit the cost model to measured rows of a device.",
     "cache": "Show or empty the store of compile results.",
 }
 

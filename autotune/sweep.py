@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import results, space
-from autotune.cost import CALIBRATION, latency_seconds
+from autotune.calibrate import current
+from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
 from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
@@ -51,7 +52,7 @@ def load(folder: Path, request: Request, store: Store | None) -> Plan:
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
 
-    return make_plan(request, frame, tools, CALIBRATION.version, kept)
+    return make_plan(request, frame, tools, current(request.generation).version, kept)
 
 
 def require_compiler() -> None:
@@ -73,10 +74,12 @@ def search_for(request: Request, plan: Plan) -> Search:
     if request.exhaustive or request.named:
         return Exhaustive(plan.waiting)
 
+    calibration = current(request.generation)
+
     def latency(trial: Trial, cycles: tuple[int, ...]) -> float:
         blocks = trial.program.blocks
         logs = [
-            math.log(latency_seconds(request.generation, trial.problem, blocks, batch, cycles))
+            math.log(latency_seconds(request.generation, trial.problem, blocks, batch, cycles, calibration))
             for batch in trial.workloads
         ]
         return math.exp(sum(logs) / len(logs))
@@ -106,12 +109,13 @@ def run(
       UsageError: the folder cannot be written.
     """
     tools = results.Tools.installed()
+    calibration = current(request.generation)
     summary = Summary()
 
     def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
         rows = []
         for trial, verdict in settled:
-            made = list(_rows(request.generation, trial, verdict, tools))
+            made = list(_rows(request.generation, trial, verdict, tools, calibration))
             summary.statuses[made[0]["status"]] += 1
             rows += made
         results.append(folder, rows)
@@ -142,7 +146,11 @@ def run(
 
 
 def _rows(
-    generation: Generation, trial: Trial, verdict: Compiled, tools: results.Tools
+    generation: Generation,
+    trial: Trial,
+    verdict: Compiled,
+    tools: results.Tools,
+    calibration: Calibration,
 ) -> Iterator[dict[str, Any]]:
     """The rows of one candidate of one key, a row a workload."""
     compiled = verdict.schedule
@@ -153,8 +161,10 @@ def _rows(
     for batch in trial.missing:
         latency_us = None
         if verdict.status == "ok" and compiled:
-            seconds = latency_seconds(generation, trial.problem, trial.program.blocks, batch, compiled.cycles)
-            latency_us = seconds * 1e6
+            blocks = trial.program.blocks
+            latency_us = 1e6 * latency_seconds(
+                generation, trial.problem, blocks, batch, compiled.cycles, calibration
+            )
         yield results.row(
             target=generation.name,
             device_kind=generation.device_kinds[0],
@@ -163,7 +173,7 @@ def _rows(
             program=trial.program,
             workload=batch,
             source=results.MODELLED,
-            model=CALIBRATION.version,
+            model=calibration.version,
             status=verdict.status,
             tools=tools,
             latency_us=latency_us,

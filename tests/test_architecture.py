@@ -23,6 +23,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.incumbents", "autotune.progress"),
     ("autotune.plan", "autotune.surrogate", "autotune.store"),
     ("autotune.search",),
+    ("autotune.calibrate",),
     ("autotune.sweep", "autotune.emit", "autotune.show"),
     ("autotune.commands.",),
     ("autotune.cli",),

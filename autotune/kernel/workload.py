@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -37,6 +38,12 @@ class Workload:
         """12 hex digits that are the same for the same sequences in the same order, whatever the name."""
         text = ";".join(f"{q},{kv}" for q, kv in self.sequences)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @functools.cached_property
+    def lengths(self) -> tuple[np.ndarray, np.ndarray]:
+        """q_lens and kv_lens, i64[number of sequences] each; for counting loops, which is done often."""
+        q_lens, kv_lens = np.array(self.sequences, dtype=np.int64).T
+        return q_lens, kv_lens
 
     def misfit(self, problem: Problem) -> str | None:
         """Why this batch cannot be a call of the problem's shape; None if it can."""
