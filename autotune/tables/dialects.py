@@ -93,7 +93,7 @@ def _positive(key: Key) -> bool:
 def _simplified_jax(key: Any) -> Key | None:
     if not _positive(key):
         return None
-    simple = TableKey.simplified(*key[:7], pages_per_seq=1)
+    simple = TableKey.simplified(*key[:7], 1)
     return simple._replace(max_model_len=next_power_of_2(key.max_model_len))
 
 

@@ -107,7 +107,9 @@ class _Scanner:
         next_char = self.skip()
         if next_char == "(" and (flat := _FLAT_TUPLE.match(self.text, self.pos)):
             self.pos = flat.end()
-            return self._flat(flat[0])
+            if "," in flat[0] or flat[0][1:-1].strip() == "":
+                return self._flat(flat[0])
+            return self._flat(flat[0])[0]  # parentheses around a value
         if next_char in ("{", "("):
             if depth >= MAX_DEPTH:
                 raise self.fail(f"nested deeper than {MAX_DEPTH}")
@@ -142,16 +144,17 @@ class _Scanner:
             memo[piece] = inside[1:-1] if inside[0] in "'\"" else int(inside)
         return tuple([memo[piece] for piece in pieces])
 
-    def _tuple(self, depth: int) -> tuple[Any, ...]:
+    def _tuple(self, depth: int) -> Any:
         self.pos += 1
-        values = []
+        values: list[Any] = []
+        comma = True
         while self.skip() != ")":
             if len(values) == MAX_TUPLE:
                 raise self.fail(f"a tuple of more than {MAX_TUPLE}")
             values.append(self.value(depth + 1))
-            self._separator(")")
+            comma = self._separator(")")
         self.pos += 1
-        return tuple(values)
+        return tuple(values) if comma or len(values) > 1 else values[0]
 
     def _dict(self, depth: int) -> Entries:
         entries = Entries([], self.line())
@@ -172,12 +175,14 @@ class _Scanner:
         self.pos += 1
         return entries
 
-    def _separator(self, closing: str) -> None:
+    def _separator(self, closing: str) -> bool:
+        """Passes over a comma; whether there was one. Only the closing bracket may stand in its place."""
         next_char = self.skip()
         if next_char == ",":
             self.pos += 1
         elif next_char != closing:
             raise self.fail(f"expected ',' or '{closing}', found {_shown(self.text, self.pos)}")
+        return next_char == ","
 
     def finish(self) -> None:
         """Refuses what is left of the line: `{...} | more`, `{...}.copy()`."""

@@ -151,7 +151,7 @@ def _nested_rows(level: Entries, above: tuple[Any, ...]) -> Iterator[tuple[Key, 
     expected, kind = _LEVELS[len(above)]
     seen: dict[Any, int] = {}
     for key, value, line in level.items:
-        if not isinstance(key, kind) or isinstance(key, bool):  # type: ignore[arg-type]
+        if not isinstance(key, kind) or isinstance(key, bool):
             raise LiteralError(f"line {line}: {_named(key)} where the tpu-inference dialect has a {expected}")
         path = (*above, key)
         if len(path) == len(_LEVELS):

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.tables.dialects import Dialect
 
 Key = tuple[Any, ...]
-Rows = Mapping[Key, BlockSizes]
+Rows = Mapping[Any, BlockSizes]  # by Key
 
 
 @dataclasses.dataclass(frozen=True)
