@@ -30,7 +30,7 @@ own = kernel.get_tuned_block_sizes
 tuned_block_sizes.get_tpu_version = lambda: 6  # JAX's own look-up asks the host, which has no TPU
 tuned_block_sizes.get_device_name = lambda *_: "TPU v6"
 
-key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
 def table(*blocks):
     return Table(dialect=JAX, devices={"TPU v6e": {key: BlockSizes(*blocks)}})
 
@@ -59,7 +59,7 @@ def pair(function=jitted):
     return list(found), traced
 
 said = {"default table": pair()[0]}
-mine, other = table(4, 64), table(8, 128)
+mine, other = table(4, 32), table(2, 128)
 with use(mine) as entered:
     said["inside"], traced = pair()
     with jax.default_device(device):
@@ -77,7 +77,7 @@ said["restored"] = kernel.get_tuned_block_sizes is own
 with use(mine, target="v6e"):
     said["again"] = pair()[0]
     said["named blocks"] = pair(jax.jit(lambda *xs: kernel.ragged_paged_attention(
-        *xs, num_kv_pages_per_block=2, num_queries_per_block=32)))[0]
+        *xs, num_kv_pages_per_block=1, num_queries_per_block=32)))[0]
 with use(mine, target="v5e"):
     said["a target without rows"] = pair()[0]
 try:
@@ -100,23 +100,23 @@ def test_jaxs_kernel_takes_the_pair_of_the_table_in_force(tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads(done.stdout)
-    published = [16, 32]  # of jax 0.10's 'TPU v6' table, asked below
+    published = [8, 64]  # of jax 0.10's 'TPU v6' table, asked below
     from autotune.tables import load
 
-    key = ("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+    key = ("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
     assert list(load("jax:TPU v6").devices["TPU v6"][key]) == published
     assert said == {
         "default table": published,
-        "inside": [4, 64],
+        "inside": [4, 32],
         "compiled": True,
-        "nested": [8, 128],
-        "back in the outer": [4, 64],
+        "nested": [2, 128],
+        "back in the outer": [4, 32],
         "another thread": published,
         "after": published,
         "restored": True,
-        "again": [4, 64],
-        "named blocks": [2, 32],
-        "a target without rows": [16, 32],  # JAX's default (128, 32), cut to the call's 16 pages
+        "again": [4, 32],
+        "named blocks": [1, 32],
+        "a target without rows": [8, 32],  # JAX's default (128, 32), cut to the call's 8 pages
         "restored after an error": True,
     }
 
