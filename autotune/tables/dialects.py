@@ -90,10 +90,10 @@ def _positive(key: Key) -> bool:
     return all(value > 0 for value in key if isinstance(value, int))
 
 
-def _simplified_jax(key: Any) -> Key | None:
+def _simplified_jax(key: TableKey) -> Key | None:
     if not _positive(key):
         return None
-    simple = TableKey.simplified(*key[:7], 1)
+    simple = TableKey.simplified(*key[:7], pages_per_seq=1)
     return simple._replace(max_model_len=next_power_of_2(key.max_model_len))
 
 

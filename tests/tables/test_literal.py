@@ -43,7 +43,10 @@ def test_reads_what_python_would(value):
 
 
 def test_comments_strings_and_other_names_are_passed_over():
-    text = '"""T = {1: 2}"""\n# T = {3: 4}\ns = "\\"\\nT = 5"\nTT = {}\nT: dict = {  # a comment, with a {\n 1: (2, 3,),}\n'
+    text = (
+        '"""T = {1: 2}"""\n# T = {3: 4}\ns = "\\"\\nT = 5"\nTT = {}\n'
+        "T: dict = {  # a comment, with a {\n 1: (2, 3,),}\n"
+    )
     assert plain(assigned(text, "T")["T"]) == {1: (2, 3)}
     assert assigned('"""T = {1: 2}"""', "T") == {}
 
