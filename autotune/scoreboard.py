@@ -65,6 +65,10 @@ class Scoreboard:
         """Those that a pair has a score on."""
         return {generation for generation, _ in self.scores}
 
+    def sources(self) -> list[str]:
+        """Where the latencies come from: measured, modelled, interpreted."""
+        return sorted({score.source for pairs in self.scores.values() for score in pairs.values()})
+
 
 def committed(generations: list[str]) -> Scoreboard | None:
     """The rows behind the committed tables of these generations; None if there are none."""
