@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from autotune.kernel.problem import DTYPE_BITS, TableKey, next_power_of_2
+from autotune.kernel.problem import DTYPE_BITS, Problem, TableKey, next_power_of_2
 from autotune.tables.table import Key
 from autotune.tpu.chips import GENERATIONS
 
@@ -220,3 +220,12 @@ INFERENCE = Dialect(
 )
 
 DIALECTS = {dialect.name: dialect for dialect in (JAX, INFERENCE, SGLANG)}
+
+
+def call_key(dialect: Dialect, problem: Problem) -> Key:
+    """A call's key in a dialect other than JAX's, before it is simplified: of all heads of the call."""
+    dtypes = (problem.q_dtype, problem.kv_dtype)
+    sizes = (problem.num_q_heads, problem.num_kv_heads, problem.head_dim, problem.page_size)
+    if dialect is SGLANG:
+        return SglangKey(*dtypes, *sizes, problem.max_num_batched_tokens)
+    return inference_key(*dtypes, *sizes, problem.max_model_len, None)
