@@ -182,6 +182,21 @@ def _committed_look_up(device_kind: str) -> LookUp:
     return look_up_for(device_kind)
 
 
+_config: Any = None  # jax.config, once jax is imported
+_by_device: dict[Any, Callable[..., BlockSizes]] = {}  # by jax's default device, None for the first one
+
+
+def _current_blocks() -> Callable[..., BlockSizes]:
+    """The committed look-up of the current device; what it takes of each call's time is a dict's look-up."""
+    global _config
+    import jax
+
+    blocks = _committed_look_up(current_device_kind()).blocks
+    _config = jax.config
+    _by_device[_config.jax_default_device] = blocks
+    return blocks
+
+
 def get_tuned_block_sizes(
     q_dtype: Any,
     kv_dtype: Any,
@@ -200,7 +215,11 @@ def get_tuned_block_sizes(
     Raises:
       NotImplementedError: this process has no TPU, or one before v4.
     """
-    return _committed_look_up(current_device_kind()).blocks(
+    try:
+        blocks = _by_device[_config.jax_default_device]
+    except (KeyError, AttributeError):
+        blocks = _current_blocks()
+    return blocks(
         q_dtype,
         kv_dtype,
         num_q_heads_per_blk,
