@@ -140,15 +140,15 @@ def device_name(generation: str) -> str:
 def render(tables: Mapping[str, Mapping[TableKey, BlockSizes]], source: str, provenance: list[str]) -> str:
     """The module's text, the same for the same values in whatever order.
 
-    tables: values by generation name and key. source: 'measured' or 'modelled'. provenance: lines of at most
-    100 printable characters for the docstring.
+    tables: values by generation name and key. source: 'measured', 'modelled', or several. provenance: lines
+    of at most 100 printable characters for the docstring.
     """
     kinds = sorted((kind, device_name(g.name)) for g in GENERATIONS.values() for kind in g.device_kinds)
     parts = [
         _HEADER.format(
             provenance="\n".join(_harmless(line) for line in provenance),
             source=source,
-            modelled=source != "measured",
+            modelled="modelled" in source,
             device_names="".join(f"    {kind!r}: {name!r},\n" for kind, name in kinds),
         )
     ]

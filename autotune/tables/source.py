@@ -232,8 +232,11 @@ def _render_nested(parts: list[str], rows: Mapping[Key, BlockSizes], quote: str)
 
 
 def _quoted(value: Any, quote: str) -> str:
-    """A literal with this quotation mark; what it could not hold is replaced by '?'."""
+    """A literal with this quotation mark, or the other if it holds this one; what neither could is a '?'."""
     if isinstance(value, str):
+        other = "'" if quote == '"' else '"'
+        if quote in value and other not in value:
+            quote = other
         return quote + re.sub(rf"[\\{quote}\x00-\x1f\x7f]", "?", value) + quote
     if isinstance(value, tuple):
         inside = ", ".join(_quoted(part, quote) for part in value)
