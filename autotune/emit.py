@@ -106,7 +106,7 @@ def emit(
     """
     won = won if isinstance(won, Winners) else Winners(won)
     lines = won.lines
-    _require_known(lines, won.base, allow_modelled)
+    require_known(lines, won.base, allow_modelled)
     sources = sorted({*lines["source"], *_kept_sources(won)})
     source = results.MODELLED if results.MODELLED in sources else ", ".join(sources)
     provenance = _provenance(lines, won, source)
@@ -126,7 +126,7 @@ def emit(
     return Emitted(jax_module.render(won.tables, source, provenance), count, None)
 
 
-def _require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:
+def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:
     """Refuse what no table may hold."""
     sources = set(lines["source"])
     if results.INTERPRETED in sources:

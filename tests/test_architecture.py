@@ -38,7 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "autotune.diff",
         "autotune.explain",
     ),
-    ("autotune.check_formats", "autotune.diff_formats", "autotune.explain_formats"),
+    ("autotune.commit", "autotune.check_formats", "autotune.diff_formats", "autotune.explain_formats"),
     ("autotune.commands.",),
     ("autotune.cli",),
     ("autotune.__main__", "autotune.commands.reference"),

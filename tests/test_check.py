@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -16,6 +17,7 @@ from autotune.tables import load
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.source import read_text, render
 from autotune.tables.table import Table
+from tests.conftest import ROOT, user_environment
 from tests.tables.test_source import published_rows
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
@@ -182,6 +184,22 @@ def test_the_command_compiles_and_exits_with_1(autotune, tmp_path):
     fits = autotune("check", "table.py", "--compile", "--vmem-limit", "100MiB", "--limit", 1)
     assert fits.returncode == 0, fits.stdout + fits.stderr
     assert "1 of 2 distinct programs: 1 ok" in fits.stdout
+
+
+def test_cli_py_may_start_compiling_processes(tmp_path):
+    """They import the file that was run, which must not run the command line again."""
+    key = KEY._replace(num_q_heads_per_blk=4, num_kv_heads_per_blk=1, page_size=64)
+    (tmp_path / "table.py").write_text(render(jax_table({key: BlockSizes(4, 32)})))
+    done = subprocess.run(
+        [sys.executable, "cli.py", "check", str(tmp_path / "table.py"), "--compile"],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 distinct programs: 1 ok" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -183,13 +183,14 @@ def _named(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def render(table: Table, header: str = "Tuned block sizes.") -> str:
+def render(table: Table, header: str = "Tuned block sizes.", quote: str | None = None) -> str:
     """The table as Python source of its dialect: a docstring, PROVENANCE and the literal.
 
     Rows stay in the table's order, and reading the text gives the same rows and provenance. For a stack's own
-    module only the literal is wanted; it is laid out as those files are.
+    module only the literal is wanted; it is laid out as those files are. quote: the quotation mark, by
+    default that of the dialect's own file.
     """
-    quote = table.dialect.quote
+    quote = quote or table.dialect.quote
     parts = [f'"""{_one_line(header)}"""\n\n']
     if table.provenance:
         parts.append(f"{PROVENANCE_NAME} = {{\n")
