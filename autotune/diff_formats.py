@@ -157,7 +157,7 @@ def _regrets(comparison: Comparison, mark: bool) -> list[str]:
     sources = " and ".join(comparison.sources).upper()
     lines = _heading("what each table's choices cost on each generation", mark)
     lines += [
-        f"mean over the keys, above the best pair of {comparison.rows} ({sources})",
+        *_folded(f"mean over the keys, above the best pair of {comparison.rows} ({sources})", mark),
         *([""] if mark else []),
     ]
     rows, notes = [], []

@@ -86,7 +86,7 @@ def read(folders: list[Path], origin: str | None = None) -> Scoreboard:
 
     columns = [*winners.READ_COLUMNS, "needed_bytes", "limit_bytes", "error"]
     frame = pd.concat([results.read(folder, columns) for folder in folders], ignore_index=True)
-    name = origin or ", ".join(map(str, folders))
+    name = origin or (str(folders[0]) if len(folders) == 1 else f"{len(folders)} results folders")
     settings = results.rows_of(frame[results.SETTING_COLUMNS].drop_duplicates())
     if len(settings) > 1:
         raise UsageError(
