@@ -42,7 +42,8 @@ tables: $(GENERATIONS:%=table-%)  ## the committed tables: hours of compiling; g
 table-%: $(VENV)/installed
 	@# A first run goes on from the rows that are committed.
 	test -d $(TABLES)/$* || test ! -d autotune/tables/rows/$* || (mkdir -p $(TABLES) && cp -r autotune/tables/rows/$* $(TABLES)/$*)
-	$(BIN)/autotune sweep --target $* --preset published --vmem-limit 100MiB --out $(TABLES)/$* > /dev/null
+	$(BIN)/autotune sweep --target $* --preset published --vmem-limit 100MiB --compile-timeout 7200 \
+	  --out $(TABLES)/$* > /dev/null
 	$(BIN)/python -m autotune.commit $(TABLES)/$* $*
 
 clean:
