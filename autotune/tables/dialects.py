@@ -120,12 +120,17 @@ def _simplified_inference(key: Any) -> Key | None:
         return None
     q_packing, kv_packing = (32 // DTYPE_BITS[dtype] for dtype in dtypes if dtype)
     group = _aligned(-(-d["num_q_heads"] // d["num_kv_heads"]), q_packing)
+    if d["head_dim"] == 64:  # a kernel and a table of its own
+        kv_heads, head_dim = next_power_of_2(_aligned(d["num_kv_heads"], kv_packing)), 64
+    else:
+        kv_heads = next_power_of_2(_aligned(2 * d["num_kv_heads"], kv_packing)) // 2
+        head_dim = _aligned(d["head_dim"], 128)
     return inference_key(
         d["q_dtype"],
         d["kv_dtype"],
         next_power_of_2(group * d["num_kv_heads"]),
-        next_power_of_2(_aligned(2 * d["num_kv_heads"], kv_packing)) // 2,
-        _aligned(d["head_dim"], 128),
+        kv_heads,
+        head_dim,
         next_power_of_2(d["page_size"]),
         next_power_of_2(d["max_model_len"]),
         d["sliding_window"],

@@ -39,6 +39,15 @@ def test_tpu_inference_pads_heads_to_the_packing():
     assert heads(28, 4)["num_q_heads"] == 32
 
 
+def test_tpu_inference_has_a_table_of_its_own_for_a_head_dim_of_64():
+    key = inference_key("bfloat16", "bfloat16", 16, 2, 64, 256, 2048, 128)
+    assert INFERENCE.simplify(key) == key
+    one = inference_key("bfloat16", "bfloat16", 8, 1, 64, 256, 2048, None)
+    assert INFERENCE.dimensions(INFERENCE.simplify(one))["num_kv_heads"] == 2
+    narrow = inference_key("bfloat16", "bfloat16", 8, 2, 80, 256, 2048, None)
+    assert INFERENCE.dimensions(INFERENCE.simplify(narrow))["head_dim"] == 128
+
+
 def test_tpu_inference_keys_that_no_look_up_builds():
     key = inference_key("bfloat16", "bfloat16", 16, 1, 128, 128, 512, None)
     assert INFERENCE.simplify(key._replace(length=512)) == key
