@@ -124,7 +124,7 @@ def explain(
 def _said(table: Table, problem: Problem, key: TableKey, generation: Generation) -> Said:
     device = table.device_of(generation.name)
     if table.dialect is not JAX:
-        own = table.dialect.simplify(call_key(table.dialect, problem))
+        own = table.dialect.asked(call_key(table.dialect, problem))
         assert own is not None
         return Said(table, device, own, None, table.rows_of(generation.name).get(own))
     published = table.provenance.get("source") == "published"

@@ -18,7 +18,8 @@ from pathlib import Path
 from autotune import diff
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.tables import load
-from autotune.tables.dialects import DIALECTS, INFERENCE, JAX, SGLANG, Dialect, SglangKey, inference_key
+from autotune.tables.dialects import DIALECTS, INFERENCE, JAX, SGLANG, Dialect
+from autotune.tables.keys import SglangKey, inference_key
 from autotune.tables.source import render
 from autotune.tables.table import Table
 

@@ -11,7 +11,8 @@ from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Problem, TableKey
 from autotune.scoreboard import Score, Scoreboard
 from autotune.tables import load
-from autotune.tables.dialects import JAX, SGLANG, SglangKey
+from autotune.tables.dialects import JAX, SGLANG
+from autotune.tables.keys import SglangKey
 from autotune.tables.table import Table
 from autotune.tpu import chips
 

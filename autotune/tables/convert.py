@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.tables.dialects import INFERENCE, SGLANG, Dialect, SglangKey, inference_key
+from autotune.tables.dialects import INFERENCE, SGLANG, Dialect
+from autotune.tables.keys import SglangKey, inference_key
 from autotune.tables.table import Key, Table
 
 
@@ -49,7 +50,7 @@ def convert(
         for key in sorted(tables[generation], key=lambda key: (key[:6], -_missing(key, dialect))):
             blocks = tables[generation][key]
             other = _converted(key, dialect)
-            if dialect.simplify(other) != other:
+            if dialect.asked(other) != other:
                 refused += 1
             elif other in rows:
                 merged += 1

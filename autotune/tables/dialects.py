@@ -1,144 +1,29 @@
 """The dialects of tables: whose keys, how a look-up simplifies them, and what device names mean.
 
 jax: flat, eight numbers and names a key. sglang-jax: flat, seven, without max_model_len. tpu-inference:
-nested dicts by page size, dtypes, heads and length, without max_num_batched_tokens. How the two stacks
-simplify a key and name a device was read in sgl-project/sglang-jax at cddbf6f and vllm-project/tpu-inference
-at b8692ff; their kernels are not JAX's, so block sizes tuned for one are a guess for another.
+nested dicts by page size, dtypes, heads and length, without max_num_batched_tokens. The kernels of the two
+stacks are not JAX's, so block sizes tuned for one are a guess for another.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from autotune.kernel.problem import DTYPE_BITS, Problem, TableKey, next_power_of_2
+from autotune.kernel.problem import Problem, TableKey
+from autotune.tables.keys import (
+    InferenceKey,
+    SglangKey,
+    asked_inference,
+    asked_jax,
+    asked_sglang,
+    found_inference,
+    inference_dimensions,
+    inference_key,
+)
 from autotune.tables.table import Key
 from autotune.tpu.chips import GENERATIONS
-
-
-class SglangKey(NamedTuple):
-    """A key of sglang-jax: the call's own head counts, no max_model_len."""
-
-    q_dtype: str
-    kv_dtype: str
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    page_size: int
-    max_num_tokens: int
-
-
-class InferenceKey(NamedTuple):
-    """A key of tpu-inference, level by level as its nested dicts hold it.
-
-    `length` is text in every key that its look-up builds; the published table holds two that are numbers.
-    """
-
-    page_size: int
-    dtypes: str
-    heads: str
-    length: str | int
-
-
-_INFERENCE_PARTS = (
-    re.compile(r"q_(?P<q_dtype>[a-z]\w*?)_kv_(?P<kv_dtype>\w+)"),
-    re.compile(
-        r"q_head-(?P<num_q_heads>\d{1,9})_kv_head-(?P<num_kv_heads>\d{1,9})_head-(?P<head_dim>\d{1,9})"
-    ),
-    re.compile(r"max_model_len-(?P<max_model_len>\d{1,9})-sw-(?P<sliding_window>None|\d{1,9})"),
-)
-
-
-def inference_key(
-    q_dtype: str,
-    kv_dtype: str,
-    num_q_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    page_size: int,
-    max_model_len: int,
-    sliding_window: int | None,
-) -> InferenceKey:
-    """The key that tpu-inference builds of these, once simplified."""
-    return InferenceKey(
-        page_size,
-        f"q_{q_dtype}_kv_{kv_dtype}",
-        f"q_head-{num_q_heads}_kv_head-{num_kv_heads}_head-{head_dim}",
-        f"max_model_len-{max_model_len}-sw-{sliding_window}",
-    )
-
-
-def _inference_dimensions(key: Any) -> dict[str, Any]:
-    dimensions: dict[str, Any] = {"page_size": key.page_size}
-    for pattern, part in zip(_INFERENCE_PARTS, (key.dtypes, key.heads, key.length), strict=True):
-        if match := pattern.fullmatch(str(part)):
-            dimensions.update(match.groupdict())
-        elif isinstance(part, int):
-            dimensions.update(max_model_len=part, sliding_window="None")
-        else:
-            return {}
-    for name in ("num_q_heads", "num_kv_heads", "head_dim", "max_model_len"):
-        dimensions[name] = int(dimensions[name])
-    window = dimensions["sliding_window"]
-    dimensions["sliding_window"] = None if window == "None" else int(window)
-    return dimensions
-
-
-def _positive(key: Key) -> bool:
-    return all(value > 0 for value in key if isinstance(value, int))
-
-
-def _simplified_jax(key: TableKey) -> Key | None:
-    if not _positive(key):
-        return None
-    simple = TableKey.simplified(*key[:7], pages_per_seq=1)
-    return simple._replace(max_model_len=next_power_of_2(key.max_model_len))
-
-
-def _simplified_sglang(key: Any) -> Key | None:
-    if not _positive(key):
-        return None
-    return SglangKey(
-        key.q_dtype,
-        key.kv_dtype,
-        next_power_of_2(key.num_q_heads),
-        next_power_of_2(key.num_kv_heads),
-        _aligned(key.head_dim, 128),
-        next_power_of_2(key.page_size),
-        next_power_of_2(key.max_num_tokens),
-    )
-
-
-def _simplified_inference(key: Any) -> Key | None:
-    d = _inference_dimensions(key)
-    dtypes = (d.get("q_dtype"), d.get("kv_dtype"))
-    if not d or any(dtype not in DTYPE_BITS for dtype in dtypes):
-        return None
-    if min(d["page_size"], d["num_q_heads"], d["num_kv_heads"], d["head_dim"], d["max_model_len"]) <= 0:
-        return None
-    q_packing, kv_packing = (32 // DTYPE_BITS[dtype] for dtype in dtypes if dtype)
-    group = _aligned(-(-d["num_q_heads"] // d["num_kv_heads"]), q_packing)
-    if d["head_dim"] == 64:  # a kernel and a table of its own
-        kv_heads, head_dim = next_power_of_2(_aligned(d["num_kv_heads"], kv_packing)), 64
-    else:
-        kv_heads = next_power_of_2(_aligned(2 * d["num_kv_heads"], kv_packing)) // 2
-        head_dim = _aligned(d["head_dim"], 128)
-    return inference_key(
-        d["q_dtype"],
-        d["kv_dtype"],
-        next_power_of_2(group * d["num_kv_heads"]),
-        kv_heads,
-        head_dim,
-        next_power_of_2(d["page_size"]),
-        next_power_of_2(d["max_model_len"]),
-        d["sliding_window"],
-    )
-
-
-def _aligned(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -150,7 +35,8 @@ class Dialect:
     quote: the quotation mark that its own file uses.
     names: device name to the generations whose look-up asks for it.
     written: generation to the device name that its rows are written under.
-    simplify: a key to the one that a look-up with its numbers asks for; None if no look-up builds such keys.
+    asked: the key that a call with a key's own numbers asks for; None where there is no such call.
+    simplify: a key itself if some call asks for it, else as `asked`.
     dimensions: a key to its parts by name; empty if the key cannot be read.
     missing: the dimension of a call that its keys leave out, or None.
     """
@@ -160,6 +46,7 @@ class Dialect:
     quote: str
     names: Mapping[str, tuple[str, ...]]
     written: Mapping[str, str]
+    asked: Callable[[Any], Key | None]
     simplify: Callable[[Any], Key | None]
     dimensions: Callable[[Any], dict[str, Any]]
     missing: str | None
@@ -199,7 +86,8 @@ JAX = Dialect(
     quote="'",
     names=_JAX_NAMES,
     written={g: f"TPU {g}" for g in GENERATIONS},
-    simplify=_simplified_jax,
+    asked=asked_jax,
+    simplify=asked_jax,
     dimensions=lambda key: key._asdict(),
     missing=None,
 )
@@ -209,7 +97,8 @@ SGLANG = Dialect(
     quote='"',
     names=_STACK_NAMES,
     written=_STACK_WRITTEN,
-    simplify=_simplified_sglang,
+    asked=asked_sglang,
+    simplify=asked_sglang,
     dimensions=lambda key: key._asdict(),
     missing="max_model_len",
 )
@@ -219,8 +108,9 @@ INFERENCE = Dialect(
     quote="'",
     names=_STACK_NAMES,
     written=_STACK_WRITTEN,
-    simplify=_simplified_inference,
-    dimensions=_inference_dimensions,
+    asked=asked_inference,
+    simplify=found_inference,
+    dimensions=inference_dimensions,
     missing="max_num_batched_tokens",
 )
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes
-from autotune.tables.dialects import INFERENCE, JAX, SGLANG, Dialect, InferenceKey
+from autotune.tables.dialects import INFERENCE, JAX, SGLANG, Dialect
+from autotune.tables.keys import InferenceKey
 from autotune.tables.literal import MAX_BYTES, Entries, LiteralError, assigned
 from autotune.tables.table import Key, Repeat, Table
 

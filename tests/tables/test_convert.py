@@ -7,7 +7,8 @@ import pytest
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.tables import load
 from autotune.tables.convert import convert
-from autotune.tables.dialects import INFERENCE, JAX, SGLANG, SglangKey, inference_key
+from autotune.tables.dialects import INFERENCE, JAX, SGLANG
+from autotune.tables.keys import SglangKey, inference_key
 from autotune.tables.source import read_text, render
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)

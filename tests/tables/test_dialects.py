@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
 
 from autotune.kernel.problem import TableKey
-from autotune.tables.dialects import INFERENCE, JAX, SGLANG, InferenceKey, SglangKey, inference_key
+from autotune.tables.dialects import INFERENCE, JAX, SGLANG
+from autotune.tables.keys import InferenceKey, SglangKey, inference_key
 from autotune.tpu.chips import GENERATIONS
 
 numbers = st.integers(1, 1 << 20)
@@ -31,7 +32,7 @@ def test_simplifying_twice_changes_nothing(dialect, parts):
 def test_tpu_inference_pads_heads_to_the_packing():
     def heads(q, kv, kv_dtype="bfloat16"):
         return INFERENCE.dimensions(
-            INFERENCE.simplify(inference_key("bfloat16", kv_dtype, q, kv, 128, 128, 2048, None))
+            INFERENCE.asked(inference_key("bfloat16", kv_dtype, q, kv, 128, 128, 2048, None))
         )
 
     assert (heads(2, 2)["num_q_heads"], heads(2, 2)["num_kv_heads"]) == (4, 2)
@@ -43,9 +44,21 @@ def test_tpu_inference_has_a_table_of_its_own_for_a_head_dim_of_64():
     key = inference_key("bfloat16", "bfloat16", 16, 2, 64, 256, 2048, 128)
     assert INFERENCE.simplify(key) == key
     one = inference_key("bfloat16", "bfloat16", 8, 1, 64, 256, 2048, None)
-    assert INFERENCE.dimensions(INFERENCE.simplify(one))["num_kv_heads"] == 2
+    assert INFERENCE.dimensions(INFERENCE.asked(one))["num_kv_heads"] == 2
     narrow = inference_key("bfloat16", "bfloat16", 8, 2, 80, 256, 2048, None)
     assert INFERENCE.dimensions(INFERENCE.simplify(narrow))["head_dim"] == 128
+
+
+def test_heads_that_only_a_call_with_fewer_asks_for():
+    """With 8-bit KV a call of 2 query heads and 1 KV head asks for 2 and 2; one of 2 and 2 for 4 and 2."""
+    two = inference_key("bfloat16", "float8_e4m3fn", 2, 2, 128, 128, 2048, None)
+    one = inference_key("bfloat16", "float8_e4m3fn", 2, 1, 128, 128, 2048, None)
+    assert INFERENCE.asked(one) == two
+    assert INFERENCE.asked(two) == two._replace(heads="q_head-4_kv_head-2_head-128")
+    assert INFERENCE.simplify(two) == two
+    wide = two._replace(dtypes="q_bfloat16_kv_bfloat16")
+    assert INFERENCE.simplify(wide) == wide._replace(heads="q_head-4_kv_head-2_head-128")
+    assert SGLANG.simplify(SglangKey("bfloat16", "bfloat16", 2, 4, 128, 128, 64)) is None
 
 
 def test_tpu_inference_keys_that_no_look_up_builds():
