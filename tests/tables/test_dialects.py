@@ -26,7 +26,7 @@ def test_jax_keys_simplify_as_jax_does(parts, pages_per_seq):
 def test_simplifying_twice_changes_nothing(dialect, parts):
     key = dialect.key_type(*("bfloat16", "bfloat16"), *parts[: len(dialect.key_type._fields) - 2])
     once = dialect.simplify(key)
-    assert dialect.simplify(once) == once
+    assert once is None if dialect is SGLANG and parts[0] < parts[1] else dialect.simplify(once) == once
 
 
 def test_tpu_inference_pads_heads_to_the_packing():
