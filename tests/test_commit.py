@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import check, commit, presets, results, scoreboard, winners
+from autotune import check, commit, explain, explain_formats, presets, results, scoreboard, tables, winners
 from autotune.errors import UsageError
-from autotune.kernel.problem import Settings
+from autotune.kernel.problem import Problem, Settings
 from autotune.space import expected_compile_seconds
 from autotune.tables import load, source
 from autotune.tables.load import committed_path
@@ -105,3 +105,34 @@ def test_three_quick_entries_compile(generation: str) -> None:
 @pytest.mark.parametrize("generation", THERE)
 def test_a_dozen_entries_compile(generation: str) -> None:
     compile_some(generation, 12, float("inf"))
+
+
+@pytest.mark.parametrize("generation", THERE)
+def test_look_ups_of_a_committed_key_are_exact_and_say_modelled(generation: str) -> None:
+    kind = GENERATIONS[generation].device_kinds[0]
+    for key, blocks in list(load(generation).rows_of(generation).items())[::40]:
+        call = (*key[:7], key.pages_per_seq)
+        answer = tables.explain(*call, device_kind=kind)
+        assert (answer.origin, answer.value, answer.key) == ("exact", blocks, key)
+    longer = tables.explain(*call[:7], 64 * key.pages_per_seq, device_kind=kind)
+    assert longer.origin == "nearest"
+    assert longer.distance > 0
+
+
+@pytest.mark.skipif("v6e" not in THERE, reason="no table is committed for v6e")
+@pytest.mark.parametrize("heads", [(28, 4), (32, 8), (12, 2)], ids=["Qwen", "Llama-3-8B", "Qwen2.5-1.5B"])
+def test_real_models_are_explained_against_the_committed_table(heads: tuple[int, int]) -> None:
+    problem = Problem(
+        num_q_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=128,
+        page_size=128,
+        max_num_batched_tokens=2048,
+        pages_per_seq=16,
+    )
+    found = explain.explain(
+        problem, GENERATIONS["v6e"], [load("jax"), load("v6e")], board=scoreboard.committed(["v6e"])
+    )
+    assert [said.answer.origin for said in found.said if said.answer][1] in ("exact", "nearest")
+    assert found.said[1].table.modelled
+    assert "MODELLED" in explain_formats.render(found, "text")
