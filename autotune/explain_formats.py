@@ -53,17 +53,16 @@ def _title(said: Said) -> str:
 def _said(explanation: Explanation, said: Said) -> list[str]:
     title = _title(said)
     limit = said.table.provenance.get("vmem_limit_bytes")
-    proven = f"; proven at vmem_limit_bytes={limit} ({limit / MIB:g} MiB)" if isinstance(limit, int) else ""
     if said.answer is None:
         value = "no such row" if said.value is None else _pair(said.value)
         return [f"{title}: {value}", f"  key {tuple(said.key)}", "  of another kernel than JAX's"]
     answer = said.answer
     if answer.origin == EXACT:
-        lines = [f"{title}: {_pair(answer.value)}, this key{proven}"]
+        lines = [f"{title}: {_pair(answer.value)}, this key"]
     elif answer.origin == NEAREST:
         assert answer.found is not None
         lines = [
-            f"{title}: {_pair(answer.value)}, {answer.distance:g} doublings away{proven}",
+            f"{title}: {_pair(answer.value)}, {answer.distance:g} doublings away",
             f"  nearest of this layout: {tuple(answer.found)}",
         ]
     else:
@@ -73,6 +72,8 @@ def _said(explanation: Explanation, said: Said) -> list[str]:
         elif explanation.generation.version == 4 and said.table.provenance.get("source") == "published":
             why = "never consulted on v4"
         lines = [f"{title}: {why}, so JAX's default {_pair(answer.value)}"]
+    if isinstance(limit, int) and answer.origin != DEFAULT:
+        lines.append(f"  proven to compile at vmem_limit_bytes={limit} ({limit / MIB:g} MiB)")
     if answer.blocks != answer.value:
         lines.append(f"  cut to the call: {_pair(answer.blocks)}")
     return lines

@@ -80,7 +80,9 @@ def test_nearest_default_and_another_kernels_table():
     assert found.said[0].answer.blocks == (10, 64)
     assert found.said[1].value == (4, 128)
     text = explain_formats.render(found, "text")
-    assert "near 'TPU v6e' (MODELLED): (16, 64), 2 doublings away; proven at" in text
+    assert "near 'TPU v6e' (MODELLED): (16, 64), 2 doublings away\n" in text
+    assert "proven to compile at vmem_limit_bytes=104857600 (100 MiB)" in text
+    assert max(map(len, text.splitlines())) <= 80
     assert "cut to the call: (10, 64)" in text
     assert "no rows for v6e, so JAX's default (128, 32)" in text
     assert "of another kernel than JAX's" in text
