@@ -123,7 +123,8 @@ def emit(
         table = _under_jaxs_names(won, stated)
         return Emitted(source_module.render(table, _TITLE), len(table), None)
     count = sum(map(len, won.tables.values()))
-    return Emitted(jax_module.render(won.tables, source, provenance), count, None)
+    limit = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
+    return Emitted(jax_module.render(won.tables, source, provenance, limit), count, None)
 
 
 def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:

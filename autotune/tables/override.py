@@ -59,7 +59,8 @@ def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
 def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
     """JAX's kernel looks its block sizes up in this table, in this thread, until the block is left.
 
-    table: of the jax dialect, or what `load` takes. target: the generation whose rows are used; by default
+    table: of the jax dialect, or what `load` takes; entering again with the same Table finds what was traced
+    with it, a name is loaded anew. target: the generation whose rows are used; by default
     that of jax's default device, or of the first one. Blocks may be nested; the innermost counts.
 
     A call that names its block sizes keeps them. Functions that were traced before are traced anew inside.

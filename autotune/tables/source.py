@@ -16,7 +16,7 @@ from autotune.tables.table import Key, Repeat, Table
 
 TABLE_NAME = "TUNED_BLOCK_SIZES"
 PROVENANCE_NAME = "PROVENANCE"
-SOURCE_NAME = "SOURCE"
+SOURCE_NAME, LIMIT_NAME = "SOURCE", "VMEM_LIMIT_BYTES"  # of a module that stands in for JAX's
 # Past this no TPU's VMEM holds a block, whatever the page size.
 MAX_BLOCK = 1 << 20
 MAX_NUMBER = 1 << 31
@@ -57,7 +57,7 @@ def read_text(text: str, origin: str) -> Table:
     Raises:
       LiteralError: it has none, or one that is not a literal of one dialect.
     """
-    values = assigned(text, TABLE_NAME, PROVENANCE_NAME, SOURCE_NAME)
+    values = assigned(text, TABLE_NAME, PROVENANCE_NAME, SOURCE_NAME, LIMIT_NAME)
     if TABLE_NAME not in values:
         raise LiteralError(f"line 1: the file assigns no {TABLE_NAME} = {{...}}")
     value = values[TABLE_NAME]
@@ -97,8 +97,10 @@ def _provenance(values: Mapping[str, Any]) -> dict[str, Any]:
     stated = values.get(PROVENANCE_NAME)
     if isinstance(stated, Entries):
         return {str(key): value for key, value, _ in stated.items if not isinstance(value, Entries)}
-    source = values.get(SOURCE_NAME)
-    return {"source": source} if isinstance(source, str) else {}
+    source, limit = values.get(SOURCE_NAME), values.get(LIMIT_NAME)
+    return ({"source": source} if isinstance(source, str) else {}) | (
+        {"vmem_limit_bytes": limit} if isinstance(limit, int) else {}
+    )
 
 
 def _check_device(device: Any, level: Any, line: int) -> None:

@@ -57,11 +57,13 @@ def test_a_module_of_ours_is_read_beside_its_functions():
 
     key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
     rows = {"v5e": {key: BlockSizes(8, 32)}, "v5p": {key: BlockSizes(16, 64)}}
-    table = source.read_text(jax_module.render(rows, "modelled", ["MODELLED: TUNED_BLOCK_SIZES = {}"]), "x")
+    text = jax_module.render(rows, "modelled", ["MODELLED: TUNED_BLOCK_SIZES = {}"], 100 << 20)
+    table = source.read_text(text, "x")
     assert table.dialect is JAX
     assert table.generations() == ["v5e", "v5p"]
     assert {g: table.rows_of(g) for g in rows} == rows
     assert table.modelled
+    assert table.provenance["vmem_limit_bytes"] == 100 << 20
 
 
 def test_the_same_row_twice_is_kept_once_and_told():
