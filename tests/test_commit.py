@@ -14,7 +14,7 @@ from autotune.space import expected_compile_seconds
 from autotune.tables import load, source
 from autotune.tables.load import committed_path
 from autotune.tpu.chips import GENERATIONS
-from autotune.workers import CompilePool, Task
+from autotune.verdicts import compile_all
 from tests.test_results import make_row
 
 THERE = [name for name in GENERATIONS if committed_path(name).is_file()]
@@ -91,9 +91,8 @@ def compile_some(generation: str, count: int, most_seconds: float) -> None:
         if expected_compile_seconds(program) < most_seconds
     ]
     chosen = random.Random(generation).sample(programs, count)
-    with CompilePool(2, 900) as pool:
-        verdicts = {task.program: v.status for task, v in pool.run(Task(generation, p) for p in chosen)}
-    assert verdicts == dict.fromkeys(chosen, "ok")
+    verdicts = compile_all(GENERATIONS[generation], chosen, named=True, jobs=2, timeout=900)
+    assert {program: v.status for program, v in verdicts.items()} == dict.fromkeys(chosen, "ok")
 
 
 @pytest.mark.parametrize("generation", THERE)

@@ -122,31 +122,15 @@ def _compile(
     timeout: float,
 ) -> tuple[Counter[str], int, list[Finding]]:
     """Verdicts by status, how many programs there are, and findings."""
-    from autotune import check, space, sweep
+    from autotune import check
     from autotune.kernel.problem import Settings
-    from autotune.progress import CompileProgress
     from autotune.tpu import chips
-    from autotune.workers import CompilePool, Task
+    from autotune.verdicts import compile_all
 
     programs = check.programs_of(table, generation, Settings(vmem_limit_bytes=vmem_limit))
-    verdicts = {}
-    tasks = []
-    for program in check.sample(list(programs), limit):
-        if verdict := space.scratch_overflow(chips.by_name(generation), program, named=False):
-            verdicts[program] = verdict
-        else:
-            tasks.append(Task(generation, program))
-    if tasks:
-        sweep.require_compiler()
-        tasks.sort(key=lambda task: space.expected_compile_seconds(task.program), reverse=True)
-        at_once = min(jobs or cores(), len(tasks))
-        expected = sum(space.expected_compile_seconds(task.program) for task in tasks)
-        with (
-            CompileProgress(len(tasks), expected, at_once) as progress,
-            CompilePool(at_once, timeout) as pool,
-        ):
-            for task, verdict in pool.run(tasks):
-                verdicts[task.program] = verdict
-                progress.advance(task, verdict)
+    chosen = check.sample(list(programs), limit)
+    verdicts = compile_all(
+        chips.by_name(generation), chosen, named=False, jobs=jobs or cores(), timeout=timeout
+    )
     counts = Counter(verdict.status for verdict in verdicts.values())
     return counts, len(programs), list(check.compile_findings(table, generation, programs, verdicts))

@@ -120,28 +120,16 @@ def command(
 
 def _compile(explanation: Explanation, timeout: float) -> None:
     """Fill in what the distinct pairs cost; without a compiler, say so and leave them out."""
-    from autotune import explain, space, sweep
+    from autotune import explain
     from autotune.errors import MachineError
-    from autotune.progress import CompileProgress
-    from autotune.workers import CompilePool, Task
+    from autotune.verdicts import compile_all
 
-    tasks = {}
-    for blocks in explanation.pairs():
-        program = explain.program(explanation, blocks)
-        if verdict := space.scratch_overflow(explanation.generation, program, named=True):
-            explanation.costs[blocks] = explain.cost(explanation, blocks, verdict)
-        else:
-            tasks[Task(explanation.generation.name, program)] = blocks
-    if not tasks:
-        return
+    programs = {explain.program(explanation, blocks): blocks for blocks in explanation.pairs()}
     try:
-        sweep.require_compiler()
+        verdicts = compile_all(explanation.generation, programs, named=True, jobs=cores(), timeout=timeout)
     except MachineError as error:
         click.echo(f"nothing was compiled: {error}", err=True)
         return
-    at_once = min(cores(), len(tasks))
-    expected = sum(space.expected_compile_seconds(task.program) for task in tasks)
-    with CompileProgress(len(tasks), expected, at_once) as progress, CompilePool(at_once, timeout) as pool:
-        for task, verdict in pool.run(tasks):
-            explanation.costs[tasks[task]] = explain.cost(explanation, tasks[task], verdict)
-            progress.advance(task, verdict)
+    for program, verdict in verdicts.items():
+        blocks = programs[program]
+        explanation.costs[blocks] = explain.cost(explanation, blocks, verdict)
