@@ -106,6 +106,7 @@ def test_the_command_compiles_what_runs_and_the_best_known(autotune, tmp_path):
     assert (cost["status"], cost["source"]) == ("ok", "modelled")
     assert 0 < cost["vmem_bytes"] < 32 << 20
     assert 1 < cost["latency_us"] < 1e6
+    assert "v6e" in autotune("cache").stdout, "what was compiled is not kept for the next call"
     quick = autotune("lookup", *call, "--no-compile")
     assert "not compiled" in quick.stdout
     wrong = autotune("lookup", *call[:2], "--kv-heads", 3, *call[4:])
