@@ -4,8 +4,10 @@ PYTHON ?= python3
 VENV   ?= .venv$(if $(filter python3,$(PYTHON)),,-$(notdir $(PYTHON)))
 BIN    := $(VENV)/bin
 DEMO   ?= results/demo
+TABLES ?= results/tables
+GENERATIONS := v4 v5e v5p v6e v7x
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow lint docs tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml autotune/__init__.py
@@ -34,6 +36,15 @@ lint: $(VENV)/installed-test
 
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
 	$(BIN)/python -m autotune.commands.reference > docs/cli.md
+
+tables: $(GENERATIONS:%=table-%)  ## the committed tables: hours of compiling; goes on where it was stopped
+
+table-%: $(VENV)/installed
+	@# A first run goes on from the rows that are committed.
+	test -d $(TABLES)/$* || test ! -d autotune/tables/rows/$* || (mkdir -p $(TABLES) && cp -r autotune/tables/rows/$* $(TABLES)/$*)
+	$(BIN)/autotune sweep --target $* --preset published --vmem-limit 100MiB --compile-timeout 7200 \
+	  --out $(TABLES)/$* > /dev/null
+	$(BIN)/python -m autotune.commit $(TABLES)/$* $*
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info

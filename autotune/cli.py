@@ -23,6 +23,9 @@ COMMANDS = {
     "show": "Print the winners of a results folder.",
     "emit": "Write the Python table of tuned block sizes.",
     "calibrate": "Fit the cost model to measured rows of a device.",
+    "lookup": "Explain what block sizes a call gets, and why.",
+    "check": "Check a table: keys no call finds, entries that do not fit or are slow.",
+    "diff": "Compare tables, and say what each one's choices cost.",
     "cache": "Show or empty the store of compile results.",
 }
 

@@ -87,4 +87,4 @@ def test_cli_py_runs_from_a_checkout() -> None:
         [sys.executable, "cli.py", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("autotune, version ")
-    assert len((ROOT / "cli.py").read_text().splitlines()) == 3
+    assert len((ROOT / "cli.py").read_text().splitlines()) <= 4

@@ -23,7 +23,7 @@ OTHER = KEY._replace(max_model_len=4096)
 
 
 def emitted(folder: Path, **kwargs: bool) -> str:
-    return emit.emit(emit.winning_lines(folder), **{"allow_modelled": True, **kwargs})
+    return emit.emit(emit.winning_lines(folder), **{"allow_modelled": True, **kwargs}).text
 
 
 def load(text: str, tmp_path: Path) -> ModuleType:

@@ -6,6 +6,10 @@ from pathlib import Path
 
 import click
 
+from autotune.errors import EXIT_DIFFERENT, UsageError
+
+TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
+
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
 @click.argument("folder", type=click.Path(path_type=Path))
@@ -15,21 +19,92 @@ import click
     is_flag=True,
     help="Emit values that were modelled from the compiler's schedule; the table says so.",
 )
-def command(folder: Path, output: Path | None, allow_modelled: bool) -> None:
+@click.option("--target", type=click.Choice(TARGETS), help="Only the winners of this generation.")
+@click.option(
+    "--dialect",
+    type=click.Choice(("jax", "tpu-inference", "sglang-jax")),
+    default="jax",
+    show_default=True,
+    help="Whose table to write. The two others leave out a part of the key, and rows are merged.",
+)
+@click.option(
+    "--names",
+    type=click.Choice(("autotune", "jax")),
+    default="autotune",
+    show_default=True,
+    help="Device names: those of the stand-in module, or those that JAX's own look-up asks for, "
+    "for a patch to its table.",
+)
+@click.option(
+    "--base", metavar="TABLE", help="Merge into this table: a file, jax, a generation or a results folder."
+)
+@click.option(
+    "--min-gain",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    metavar="PERCENT",
+    help="Replace a value of --base only if it is this much slower, beyond noise.",
+)
+@click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the file would change.")
+def command(
+    folder: Path,
+    output: Path | None,
+    allow_modelled: bool,
+    target: str | None,
+    dialect: str,
+    names: str,
+    base: str | None,
+    min_gain: float,
+    check: bool,
+) -> None:
     """Write the Python table of tuned block sizes.
 
     The module stands in for JAX's own tuned_block_sizes: the same names, signatures and errors. It is the
     same, byte for byte, for the same rows.
+
+    With --base, what was not re-tuned stays, and a value is replaced only where another is faster beyond
+    noise; a summary says how many of each.
     """
+    if check and output is None:
+        raise UsageError("--check compares with a file: name it with -o")
+    if names == "jax" and dialect != "jax":
+        raise UsageError(f"--names jax is for the jax dialect, and --dialect is {dialect}: leave one out")
     from autotune import emit
     from autotune.files import whole
+    from autotune.tables import load
+    from autotune.tables.dialects import DIALECTS
 
-    lines = emit.winning_lines(folder)
-    text = emit.emit(lines, allow_modelled=allow_modelled)
+    merged_into = load(base) if base else None
+    won = emit.read(folder, target=target, base=merged_into, min_gain=min_gain / 100)
+    emitted = emit.emit(won, allow_modelled=allow_modelled, dialect=DIALECTS[dialect], names=names)
+    for note in (won.merged, emitted.conversion):
+        if note is not None:
+            click.echo(f"{note}", err=True)
+    if names == "jax" and "v4" in set(won.lines["target"]):
+        click.echo(
+            "JAX's own look-up never consults its table on v4: the v4 rows change nothing there", err=True
+        )
     if output is None:
-        click.echo(text, nl=False)
+        click.echo(emitted.text, nl=False)
+        return
+    if check:
+        _compare(output, emitted.text)
         return
     with whole(output) as file:
-        file.write(text.encode())
-    sources = ", ".join(f"{count} {source}" for source, count in lines["source"].value_counts().items())
-    click.echo(f"{output}: {len(lines)} keys ({sources})", err=True)
+        file.write(emitted.text.encode())
+    sources = ", ".join(f"{count} {source}" for source, count in won.lines["source"].value_counts().items())
+    click.echo(f"{output}: {emitted.rows} keys ({sources})", err=True)
+
+
+def _compare(path: Path, text: str) -> None:
+    """Says whether a file is what would be written, and leaves with 1 if it is not."""
+    try:
+        same = path.read_bytes() == text.encode()
+    except FileNotFoundError:
+        same = False
+    except OSError as error:
+        raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    click.echo(f"{path} {'is up to date' if same else 'would change'}", err=True)
+    if not same:
+        raise click.exceptions.Exit(EXIT_DIFFERENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -42,6 +43,13 @@ class Size(click.ParamType[int]):
         if not match or float(match[1]) == 0:
             self.fail(f"{value!r} is not a size such as 100MiB, 64M or 67108864", param, ctx)
         return round(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 SHAPE_FIELDS = (

@@ -134,6 +134,25 @@ def published_table() -> Mapping[str, Mapping[TableKey, BlockSizes]]:
     }
 
 
+def jax_device_name(device_kind: str) -> str:
+    """The name under which the installed JAX's look-up finds a device's rows, as it says itself.
+
+    'TPU v5' for both v5e and v5p; for v7x 'TPU7x' by jax 0.10 and 'TPU v7' by jax 0.12.
+    """
+    import types
+
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
+
+    own = tuned_block_sizes.get_device_name
+    device = types.SimpleNamespace(device_kind=device_kind)
+    # The same code, with a jax in its module's place whose first device is this one.
+    asked = types.SimpleNamespace(devices=lambda: [device])
+    name: str = types.FunctionType(
+        own.__code__, {**own.__globals__, "jax": asked}, argdefs=own.__defaults__
+    )()
+    return name
+
+
 def default_blocks(tpu_version: int) -> BlockSizes:
     """What JAX's look-up answers for a key that its table does not hold, before clamping.
 

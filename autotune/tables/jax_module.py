@@ -30,6 +30,10 @@ import jax.numpy as jnp
 SOURCE = {source!r}
 MODELLED = {modelled}
 
+# The kernel's vmem_limit_bytes that the values were compiled at; None for
+# the compiler's own. With a lower one they may not fit.
+VMEM_LIMIT_BYTES = {vmem_limit_bytes}
+
 # Pages of a sequence that the kernel handles well; see get_min_page_size.
 MAX_PAGES_PER_SEQ = 16
 
@@ -137,18 +141,24 @@ def device_name(generation: str) -> str:
     return f"TPU {generation}"
 
 
-def render(tables: Mapping[str, Mapping[TableKey, BlockSizes]], source: str, provenance: list[str]) -> str:
+def render(
+    tables: Mapping[str, Mapping[TableKey, BlockSizes]],
+    source: str,
+    provenance: list[str],
+    vmem_limit_bytes: int | None = None,
+) -> str:
     """The module's text, the same for the same values in whatever order.
 
-    tables: values by generation name and key. source: 'measured' or 'modelled'. provenance: lines of at most
-    100 printable characters for the docstring.
+    tables: values by generation name and key. source: 'measured', 'modelled', or several. provenance: lines
+    of at most 100 printable characters for the docstring. vmem_limit_bytes: that they were compiled at.
     """
     kinds = sorted((kind, device_name(g.name)) for g in GENERATIONS.values() for kind in g.device_kinds)
     parts = [
         _HEADER.format(
             provenance="\n".join(_harmless(line) for line in provenance),
             source=source,
-            modelled=source != "measured",
+            modelled="modelled" in source,
+            vmem_limit_bytes=vmem_limit_bytes,
             device_names="".join(f"    {kind!r}: {name!r},\n" for kind, name in kinds),
         )
     ]

@@ -1,0 +1,62 @@
+"""`autotune diff`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autotune.errors import EXIT_DIFFERENT, UsageError
+
+
+@click.command(epilog='Example: autotune diff "jax:TPU v5" "jax:TPU v6" --format markdown')
+@click.argument("tables", nargs=-1, metavar="A B [MORE]...")
+@click.option(
+    "--results",
+    "folders",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Rows that say what choices cost. Repeatable. [default: those of the committed tables]",
+)
+@click.option(
+    "--format", "form", type=click.Choice(("text", "markdown", "json")), default="text", show_default=True
+)
+@click.option("--all", "show_all", is_flag=True, help="Show every key, not the first few.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if the tables differ, as git does.")
+def command(
+    tables: tuple[str, ...], folders: tuple[Path, ...], form: str, show_all: bool, exit_code: bool
+) -> None:
+    """Compare tables: keys added, removed and changed, and what each one's choices cost.
+
+    A table is a Python file, `jax` for the installed JAX's own, a generation for the committed one, or a
+    results folder; `:DEVICE` after it picks one device. Between two tables the keys are shown, and which part
+    of the key the changes run along; between more, counts. Where there are rows, a matrix says what each
+    table's choices cost on each generation, above the best pair.
+    """
+    from itertools import combinations
+
+    from autotune import scoreboard
+    from autotune.diff import compare, regret_matrix
+    from autotune.diff_formats import Comparison, render
+    from autotune.tables import load
+    from autotune.tables.dialects import JAX
+
+    if len(tables) < 2:
+        raise UsageError(f"diff compares two tables or more, and {len(tables)} are named: name A and B")
+    loaded = [load(name) for name in tables]
+    pairs = {(i, j): compare(loaded[i], loaded[j]) for i, j in combinations(range(len(loaded)), 2)}
+    board = None
+    if folders:
+        board = scoreboard.read(list(folders))
+    elif all(table.dialect is JAX for table in loaded):
+        board = scoreboard.committed(sorted({g for table in loaded for g in table.generations()}))
+    comparison = Comparison(
+        loaded,
+        pairs,
+        regret_matrix(loaded, board) if board else {},
+        board.origin if board else None,
+        board.sources() if board else (),
+    )
+    click.echo(render(comparison, form, show_all=show_all), nl=False)
+    if exit_code and comparison.differs:
+        raise click.exceptions.Exit(EXIT_DIFFERENT)

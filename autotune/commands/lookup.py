@@ -1,0 +1,135 @@
+"""`autotune lookup`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.commands.options import Size, cores
+from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.explain import Explanation
+
+TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
+DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int8", "int4")
+_COUNT = click.IntRange(1, 2**31 - 1)
+
+
+@click.command(
+    epilog="Example: autotune lookup --q-heads 28 --kv-heads 4 --head-dim 128 --page-size 16 "
+    "--max-num-batched-tokens 2048 --max-model-len 4096 --target v6e --table jax"
+)
+@click.option("--q-heads", type=_COUNT, required=True, help="Query heads of the call, on one chip.")
+@click.option("--kv-heads", type=_COUNT, required=True, help="KV heads of the call, on one chip.")
+@click.option("--head-dim", type=_COUNT, default=128, show_default=True)
+@click.option("--page-size", type=_COUNT, required=True, help="Tokens of a page.")
+@click.option("--max-num-batched-tokens", type=_COUNT, required=True, help="Tokens of a batch.")
+@click.option("--max-model-len", type=_COUNT, required=True, help="Tokens that one sequence can hold.")
+@click.option("--q-dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option("--kv-dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option("--target", type=click.Choice(TARGETS), help="TPU generation. [default: the attached TPU]")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    help="Look there: a file, jax, a generation or a results folder. Repeatable. "
+    "[default: jax, and the committed table of the generation]",
+)
+@click.option(
+    "--results",
+    "folders",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Rows that know the best pair. Repeatable. [default: those of the committed tables]",
+)
+@click.option(
+    "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
+)
+@click.option(
+    "--compile/--no-compile",
+    "compiling",
+    default=True,
+    help="Compile what runs, to say whether it fits and what it costs.",
+)
+@click.option(
+    "--compile-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=300.0,
+    show_default=True,
+    help="Seconds that one compile may take.",
+)
+@click.option("--format", "form", type=click.Choice(("text", "json")), default="text", show_default=True)
+def command(
+    q_heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    max_num_batched_tokens: int,
+    max_model_len: int,
+    q_dtype: str,
+    kv_dtype: str,
+    target: str | None,
+    tables: tuple[str, ...],
+    folders: tuple[Path, ...],
+    vmem_limit: int | None,
+    compiling: bool,
+    compile_timeout: float,
+    form: str,
+) -> None:
+    """Explain what block sizes a call gets, and why.
+
+    Prints the key that the call is looked up under, step by step; what each table says of it; what runs, and
+    whether that fits; and its modelled latency beside that of the best pair that rows know of. The last two
+    compile each pair for the call's own shape, which takes from a second to a minute.
+    """
+    from autotune import explain, explain_formats, scoreboard
+    from autotune.kernel.problem import Problem, Settings
+    from autotune.tables import load
+    from autotune.tables.load import committed_path
+    from autotune.tpu import chips
+
+    if target is None:
+        from autotune.tpu.attached import no_tpu
+
+        raise no_tpu()
+    try:
+        problem = Problem(
+            q_dtype=q_dtype,
+            kv_dtype=kv_dtype,
+            num_q_heads=q_heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            page_size=page_size,
+            max_num_batched_tokens=max_num_batched_tokens,
+            pages_per_seq=-(-max_model_len // page_size),
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    committed = [target] if committed_path(target).is_file() else []
+    loaded = [load(name) for name in tables or ("jax", *committed)]
+    board = scoreboard.read(list(folders)) if folders else scoreboard.committed([target])
+    settings = Settings(vmem_limit_bytes=vmem_limit)
+    explanation = explain.explain(problem, chips.by_name(target), loaded, settings, board)
+    if compiling:
+        _compile(explanation, compile_timeout)
+    click.echo(explain_formats.render(explanation, form), nl=False)
+
+
+def _compile(explanation: Explanation, timeout: float) -> None:
+    """Fill in what the distinct pairs cost; without a compiler, say so and leave them out."""
+    from autotune import explain
+    from autotune.errors import MachineError
+    from autotune.verdicts import compile_all
+
+    programs = {explain.program(explanation, blocks): blocks for blocks in explanation.pairs()}
+    try:
+        verdicts = compile_all(explanation.generation, programs, named=True, jobs=cores(), timeout=timeout)
+    except MachineError as error:
+        click.echo(f"nothing was compiled: {error}", err=True)
+        return
+    for program, verdict in verdicts.items():
+        blocks = programs[program]
+        explanation.costs[blocks] = explain.cost(explanation, blocks, verdict)

@@ -1,0 +1,113 @@
+"""Rows of a sweep into a generation's committed table: `python -m autotune.commit FOLDER GENERATION`.
+
+Writes autotune/tables/tpu_GENERATION.py, data and provenance only, and the rows behind it as one parquet file
+under autotune/tables/rows/GENERATION, without the host that made them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autotune import emit, presets, results, winners
+from autotune.errors import AutotuneError, UsageError
+from autotune.files import whole
+from autotune.scoreboard import COMMITTED_ROWS
+from autotune.tables.dialects import JAX
+from autotune.tables.load import committed_path
+from autotune.tables.source import render
+from autotune.tables.table import Table
+from autotune.tpu import chips
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from autotune.kernel.problem import TableKey
+
+PRESET = "published"
+
+
+def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
+    """The committed table that a folder's rows make, and the keys of the preset for which nothing can win.
+
+    Raises:
+      UsageError: the folder cannot be read or has no winner, the rows are of several settings, or of keys of
+        the preset some have no row at all: the sweep is not done.
+    """
+    won = emit.read(folder, target=generation)
+    lines = won.lines
+    emit.require_known(lines, None, allow_modelled=True)
+    wanted = presets.keys(PRESET)
+    frame = results.read(folder, winners.READ_COLUMNS)
+    tried = set(winners.keys_of(frame[frame["target"] == generation]))
+    missing = [key for key in wanted if key not in tried]
+    if missing:
+        raise UsageError(
+            f"{len(missing)} of {len(wanted)} keys have no row for {generation} in {str(folder)!r}, such as "
+            f"{tuple(missing[0])}: the sweep is not done"
+        )
+    rows = won.tables[generation]
+    device = JAX.written[generation]
+    held = {key: rows[key] for key in wanted if key in rows}
+    table = Table(dialect=JAX, devices={device: held}, provenance=_provenance(lines, frame, len(held)))
+    return table, [key for key in wanted if key not in rows]
+
+
+def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[str, Any]:
+    """What the module says of its values: versions, limit, workloads; nothing of when or where."""
+
+    def every(column: str) -> str:
+        return ", ".join(sorted(lines[column].dropna().unique())) or "none"
+
+    settings = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]
+    return {
+        "source": every("source"),
+        "keys": count,
+        "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for",
+        "model": every("model"),
+        "workloads": ", ".join(sorted(frame["workload"].unique())),
+        **{name: value for name, value in settings.items() if value is not None},
+        **{name: every(name) for name in results.TOOL_COLUMNS},
+    }
+
+
+def write_rows(folder: Path, generation: str, to: Path) -> int:
+    """The generation's rows as one file in a folder, sorted, without their host; how many there are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    frame = results.read(folder)
+    rows = results.rows_of(frame[frame["target"] == generation])
+    table = pa.Table.from_pylist([{**row, "host": None} for row in rows], schema=results.schema())
+    with whole(to / "rows.parquet") as file:
+        pq.write_table(table, file, compression="zstd", compression_level=19)
+    return len(rows)
+
+
+def main(arguments: list[str]) -> int:
+    """Commit one generation; 1 if some keys have nothing that can win."""
+    if len(arguments) != 2:
+        print("usage: python -m autotune.commit FOLDER GENERATION", file=sys.stderr)
+        return 2
+    folder, generation = Path(arguments[0]), chips.by_name(arguments[1]).name
+    table, lost = table_of(folder, generation)
+    title = (
+        f"Block sizes of JAX's ragged paged attention kernel for TPU {generation}. "
+        f"{table.provenance['source'].upper()}: see PROVENANCE."
+    )
+    with whole(committed_path(generation)) as file:
+        file.write(render(table, title, quote='"').encode())
+    count = write_rows(folder, generation, COMMITTED_ROWS / generation)
+    print(f"{committed_path(generation)}: {len(table)} keys, {count} rows behind them")
+    for key in lost:
+        print(f"nothing can win for {tuple(key)} on {generation}", file=sys.stderr)
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except AutotuneError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

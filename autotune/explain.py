@@ -1,0 +1,164 @@
+"""Why a call gets its block sizes: its key step by step, what tables say, what runs and what that costs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from autotune.cost import latency_seconds
+from autotune.errors import UsageError
+from autotune.kernel import workload
+from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
+from autotune.kernel.tiling import explain_untileable, heads_per_blk, table_key
+from autotune.scoreboard import Scoreboard
+from autotune.tables.dialects import JAX, call_key
+from autotune.tables.lookup import DEFAULT, Answer, LookUp
+from autotune.tables.table import Key, Table
+from autotune.tpu.chips import Generation
+from autotune.tpu.compiler import Compiled
+
+
+class Step(NamedTuple):
+    """One part of the key: its name, its value at each step, and the rule."""
+
+    name: str
+    values: tuple[object, ...]
+    rule: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What one table says of a call. answer is None for a table whose kernel is not JAX's; then value is what
+    its own key holds, None if it holds nothing."""
+
+    table: Table
+    device: str | None
+    key: Key
+    answer: Answer | None
+    value: BlockSizes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """One pair on the call's own shape. seconds: of each default workload, by the model; None if unknown."""
+
+    blocks: BlockSizes
+    verdict: Compiled | None
+    seconds: dict[str, float] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Explanation:
+    """All of it. best: the best known pair of the key by the rows, cut to the call, and the rows' source."""
+
+    problem: Problem
+    generation: Generation
+    settings: Settings
+    steps: list[Step]
+    key: TableKey
+    said: list[Said]
+    best: tuple[BlockSizes, str] | None = None
+    costs: dict[BlockSizes, Cost] = dataclasses.field(default_factory=dict)
+
+    def pairs(self) -> list[BlockSizes]:
+        """The distinct pairs that run by some table, and the best known one."""
+        found = [said.answer.blocks for said in self.said if said.answer]
+        return list(dict.fromkeys(found + ([self.best[0]] if self.best else [])))
+
+
+def steps_of(problem: Problem) -> tuple[list[Step], TableKey]:
+    """How a call's shape becomes the key that JAX looks up.
+
+    Raises:
+      UsageError: the kernel cannot tile the heads; the message names layouts that it does tile.
+    """
+    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    if heads is None:
+        raise UsageError(explain_untileable(problem))
+    key = table_key(problem)
+    pages = f"{problem.page_size} x {problem.pages_per_seq} pages"
+    return [
+        Step("dtypes", (f"{key.q_dtype}, {key.kv_dtype}",), "by name"),
+        Step(
+            "query heads",
+            (problem.num_q_heads, f"{heads[0]} a block", key.num_q_heads_per_blk),
+            "power of two",
+        ),
+        Step(
+            "KV heads",
+            (problem.num_kv_heads, f"{heads[1]} a block", key.num_kv_heads_per_blk),
+            "power of two",
+        ),
+        Step("head_dim", (problem.head_dim, key.head_dim), "multiple of 128"),
+        Step("page_size", (problem.page_size, key.page_size), "power of two"),
+        Step("tokens", (problem.max_num_batched_tokens, key.max_num_batched_tokens), "power of two"),
+        Step("model length", (pages, problem.max_model_len, key.max_model_len), "power of two"),
+    ], key
+
+
+def explain(
+    problem: Problem,
+    generation: Generation,
+    tables: Sequence[Table],
+    settings: Settings = Settings(),  # noqa: B008 - frozen
+    board: Scoreboard | None = None,
+) -> Explanation:
+    """What each table says of a call on a generation, and the best pair that rows know of for its key.
+
+    JAX's own table is looked up as JAX does: on v4 not at all, and a missing key has JAX's default. Others
+    are looked up as `autotune.tables` does, which tries the nearest key of the layout first.
+
+    Raises:
+      UsageError: the kernel cannot tile the heads.
+    """
+    steps, key = steps_of(problem)
+    said = [_said(table, problem, key, generation) for table in tables]
+    best = None
+    if board is not None and (found := board.best(generation.name, key)):
+        clamped = found[0].clamped(problem.pages_per_seq, problem.max_num_batched_tokens)
+        best = (clamped, found[1].source)
+    return Explanation(problem, generation, settings, steps, key, said, best)
+
+
+def _said(table: Table, problem: Problem, key: TableKey, generation: Generation) -> Said:
+    device = table.device_of(generation.name)
+    if table.dialect is not JAX:
+        own = table.dialect.asked(call_key(table.dialect, problem))
+        assert own is not None
+        return Said(table, device, own, None, table.rows_of(generation.name).get(own))
+    published = table.provenance.get("source") == "published"
+    consulted = None if published and generation.version == 4 else table
+    look_up = LookUp(consulted, generation.name, generation.version, nearest=not published)
+    answer = look_up.answer(key, problem.pages_per_seq, problem.max_num_batched_tokens)
+    return Said(table, device, key, answer, None if answer.origin == DEFAULT else answer.value)
+
+
+def program(explanation: Explanation, blocks: BlockSizes) -> Program:
+    """The program that the call runs with a pair: of its own heads, not of the padded ones."""
+    return Program(layout=explanation.problem.layout, blocks=blocks, settings=explanation.settings)
+
+
+def cost(explanation: Explanation, blocks: BlockSizes, verdict: Compiled) -> Cost:
+    """What a pair costs on the call, given what the compiler says of its program.
+
+    The model is of one block of heads; heads in several blocks run one after the other.
+    """
+    problem = explanation.problem
+    if verdict.schedule is None:
+        return Cost(blocks, verdict, None)
+    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    assert heads is not None
+    block = dataclasses.replace(problem, num_q_heads=heads[0], num_kv_heads=heads[1])
+    seconds = {
+        name: (problem.num_kv_heads // heads[1])
+        * latency_seconds(
+            explanation.generation,
+            block,
+            blocks,
+            workload.generate(name, problem),
+            verdict.schedule.cycles,
+        )
+        for name in workload.GENERATORS
+    }
+    return Cost(blocks, verdict, seconds)

@@ -1,0 +1,169 @@
+"""An explained look-up as text for a terminal of 80 columns, or as json."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+from autotune.check import said as failure_text
+from autotune.explain import Cost, Explanation, Said
+from autotune.kernel.problem import BlockSizes
+from autotune.tables.lookup import DEFAULT, EXACT, NEAREST
+from autotune.tpu.chips import MIB
+
+
+def render(explanation: Explanation, form: str) -> str:
+    """The explanation in one of text and json; it ends with a newline."""
+    return json.dumps(_json(explanation), indent=1) + "\n" if form == "json" else _text(explanation)
+
+
+def _pair(blocks: BlockSizes) -> str:
+    return f"({blocks[0]}, {blocks[1]})"
+
+
+def mean_seconds(cost: Cost) -> float | None:
+    """The geometric mean over the workloads."""
+    if not cost.seconds:
+        return None
+    return math.exp(sum(map(math.log, cost.seconds.values())) / len(cost.seconds))
+
+
+def _text(explanation: Explanation) -> str:
+    key = explanation.key
+    lines = [f"the key on {explanation.generation}, step by step"]
+    for step in explanation.steps:
+        values = [str(value) for value in step.values]
+        shown = " -> ".join(values)
+        lines.append(f"  {step.name:13} {shown:42} {step.rule}")
+    lines += [f"  {tuple(key)}", "", "what each table says"]
+    for said in explanation.said:
+        lines += [f"  {line}" for line in _said(explanation, said)]
+    lines += ["", *_running(explanation)]
+    return "\n".join(lines) + "\n"
+
+
+def _title(said: Said) -> str:
+    source = str(said.table.provenance.get("source", ""))
+    note = f" ({source.upper()})" if source and source != "published" else ""
+    device = f" {said.device!r}" if said.device and said.device not in said.table.origin else ""
+    return f"{said.table.origin}{device}{note}"
+
+
+def _said(explanation: Explanation, said: Said) -> list[str]:
+    title = _title(said)
+    limit = said.table.provenance.get("vmem_limit_bytes")
+    if said.answer is None:
+        value = "no such row" if said.value is None else _pair(said.value)
+        return [f"{title}: {value}", f"  key {tuple(said.key)}", "  of another kernel than JAX's"]
+    answer = said.answer
+    if answer.origin == EXACT:
+        lines = [f"{title}: {_pair(answer.value)}, this key"]
+    elif answer.origin == NEAREST:
+        assert answer.found is not None
+        lines = [
+            f"{title}: {_pair(answer.value)}, {answer.distance:g} doublings away",
+            f"  nearest of this layout: {tuple(answer.found)}",
+        ]
+    else:
+        why = "no such key"
+        if said.device is None:
+            why = f"no rows for {explanation.generation}"
+        elif explanation.generation.version == 4 and said.table.provenance.get("source") == "published":
+            why = "never consulted on v4"
+        lines = [f"{title}: {why}, so JAX's default {_pair(answer.value)}"]
+    if isinstance(limit, int) and answer.origin != DEFAULT:
+        lines.append(f"  proven to compile at vmem_limit_bytes={limit} ({limit / MIB:g} MiB)")
+    if answer.blocks != answer.value:
+        lines.append(f"  cut to the call: {_pair(answer.blocks)}")
+    return lines
+
+
+def _running(explanation: Explanation) -> list[str]:
+    limit = explanation.settings.vmem_limit_bytes
+    at = f"vmem_limit_bytes={limit} ({limit / MIB:g} MiB)" if limit else "the compiler's own VMEM limit"
+    lines = ["what runs, and what it costs (MODELLED, not timed)", f"  at {at}"]
+    best = _best_mean(explanation)
+    rows = [(said, said.answer.blocks) for said in explanation.said if said.answer]
+    for said, blocks in rows:
+        lines += _cost_lines(f"with {said.table.origin}", explanation, blocks, best)
+    if explanation.best:
+        pair, source = explanation.best
+        lines += _cost_lines(f"best known ({source})", explanation, pair, best)
+    else:
+        lines.append("  best known: no rows for this key")
+    if any(cost.seconds for cost in explanation.costs.values()):
+        lines.append("  us: geometric mean over the workloads " + ", ".join(_workloads(explanation)))
+    return lines
+
+
+def _workloads(explanation: Explanation) -> list[str]:
+    return next(list(cost.seconds) for cost in explanation.costs.values() if cost.seconds)
+
+
+def _best_mean(explanation: Explanation) -> float | None:
+    """The latency to compare with: the best known pair's, or else the best of what runs."""
+    if explanation.best and (cost := explanation.costs.get(explanation.best[0])):
+        return mean_seconds(cost)
+    means = [mean for cost in explanation.costs.values() if (mean := mean_seconds(cost))]
+    return min(means, default=None)
+
+
+def _cost_lines(name: str, explanation: Explanation, blocks: BlockSizes, best: float | None) -> list[str]:
+    start = f"  {name:26} {_pair(blocks):11}"
+    cost = explanation.costs.get(blocks)
+    if cost is None or cost.verdict is None:
+        return [f"{start} not compiled"]
+    mean = mean_seconds(cost)
+    if mean is None:
+        return [f"{start} does not run:", f"      {failure_text(cost.verdict)}"]
+    assert cost.verdict.schedule is not None
+    used = cost.verdict.schedule.vmem_bytes / MIB
+    beside = ""
+    if best is not None and abs(mean / best - 1) >= 0.0005:
+        beside = f", {(mean / best - 1) * 100:+.1f}%"
+    return [f"{start} fits, {used:.2f} MiB of VMEM; {mean * 1e6:.4g} us{beside}"]
+
+
+def _json(explanation: Explanation) -> dict[str, object]:
+    return {
+        "generation": explanation.generation.name,
+        "problem": dataclasses.asdict(explanation.problem),
+        "settings": dataclasses.asdict(explanation.settings),
+        "steps": [{"name": s.name, "values": list(s.values), "rule": s.rule} for s in explanation.steps],
+        "key": list(explanation.key),
+        "tables": [
+            {
+                "table": said.table.origin,
+                "dialect": str(said.table.dialect),
+                "provenance": dict(said.table.provenance),
+                "device": said.device,
+                "key": list(said.key),
+                "origin": said.answer.origin if said.answer else None if said.value is None else EXACT,
+                "found": list(said.answer.found) if said.answer and said.answer.found else None,
+                "distance": said.answer.distance if said.answer and said.answer.origin != DEFAULT else None,
+                "value": list(said.value) if said.value else None,
+                "runs": list(said.answer.blocks) if said.answer else None,
+            }
+            for said in explanation.said
+        ],
+        "best_known": {"blocks": list(explanation.best[0]), "source": explanation.best[1]}
+        if explanation.best
+        else None,
+        "costs": [_json_cost(cost) for cost in explanation.costs.values()],
+    }
+
+
+def _json_cost(cost: Cost) -> dict[str, object]:
+    mean = mean_seconds(cost)
+    verdict = cost.verdict
+    return {
+        "blocks": list(cost.blocks),
+        "status": verdict.status if verdict else None,
+        "vmem_bytes": verdict.schedule.vmem_bytes if verdict and verdict.schedule else None,
+        "needed_bytes": verdict.needed_bytes if verdict else None,
+        "limit_bytes": verdict.limit_bytes if verdict else None,
+        "source": "modelled",
+        "latency_us": mean * 1e6 if mean else None,
+        "workloads_us": {n: s * 1e6 for n, s in cost.seconds.items()} if cost.seconds else None,
+    }

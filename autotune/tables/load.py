@@ -1,0 +1,143 @@
+"""A table from what a user names: a file, the installed jax, a generation, or a results folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import version
+from pathlib import Path
+
+from autotune.errors import MachineError, UsageError
+from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.tables.dialects import JAX
+from autotune.tables.source import read_file
+from autotune.tables.table import Table
+from autotune.tpu.chips import GENERATIONS
+
+_PUBLISHED = "experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_sizes.py"
+COMMITTED = Path(__file__).parent
+
+
+def load(name: str) -> Table:
+    """The table that a name stands for.
+
+    name: `jax` for the installed JAX's own; a generation (`v6e`) for the committed one; a path of a Python
+    file in the jax, tpu-inference or sglang-jax dialect; a results folder, for its winners. `:DEVICE` after
+    it picks one device name or generation: `jax:TPU v6`, `tuned.py:v5e`.
+
+    Raises:
+      UsageError: nothing is known by this name, or the file is no table; one line.
+    """
+    table = _whole(name)
+    if table is None:
+        before, colon, device = name.rpartition(":")
+        if colon and before and (table := _whole(before)) is not None:
+            return table.only(device)
+        raise UsageError(
+            f"table {name!r} does not exist: use a table's path, a results folder, jax, jax:DEVICE "
+            f"or one of {', '.join(GENERATIONS)}"
+        )
+    return table
+
+
+def _whole(name: str) -> Table | None:
+    """The table of this very name, without a device after it; None if there is no such thing."""
+    if name == "jax":
+        return published()
+    if name in GENERATIONS:
+        return committed(name)
+    path = Path(name)
+    try:
+        if path.is_dir():
+            return from_results(path)
+        if not path.exists():
+            return None
+        if not path.is_file():  # a pipe or a device would be waited for
+            raise UsageError(f"table {name!r} is neither a file nor a folder")
+    except (OSError, ValueError):  # a name that no file system takes
+        return None
+    return read_file(path)
+
+
+def published() -> Table:
+    """The installed JAX's own table, read from its source without importing jax.
+
+    Raises:
+      MachineError: jax is not installed, or has no such kernel.
+    """
+    spec = importlib.util.find_spec("jax")
+    path = Path(spec.origin).parent / _PUBLISHED if spec and spec.origin else None
+    if path is None or not path.is_file():
+        raise MachineError(
+            "the installed jax has no ragged paged attention table: type `pip install 'jax>=0.10'`"
+        )
+    table = read_file(path)
+    return Table(
+        dialect=table.dialect,
+        devices=table.devices,
+        origin="jax",
+        provenance={"source": "published", "jax": version("jax")},
+        lines=table.lines,
+        repeats=table.repeats,
+    )
+
+
+def committed_path(generation: str) -> Path:
+    """Where a generation's committed table is, if there is one."""
+    return COMMITTED / f"tpu_{generation}.py"
+
+
+def committed(generation: str) -> Table:
+    """The table of a generation that comes with this package.
+
+    Raises:
+      UsageError: there is none.
+    """
+    path = committed_path(generation)
+    if not path.is_file():
+        have = ", ".join(g for g in GENERATIONS if committed_path(g).is_file()) or "none yet"
+        raise UsageError(
+            f"no table is committed for {generation!r}: there are {have}; `make tables` makes them"
+        )
+    table = read_file(path)
+    return Table(
+        dialect=table.dialect,
+        devices=table.devices,
+        origin=generation,
+        provenance=table.provenance,
+        lines=table.lines,
+        repeats=table.repeats,
+    )
+
+
+def from_results(folder: Path) -> Table:
+    """The winners of a results folder as a table of the jax dialect, ties going to what JAX answers today.
+
+    Raises:
+      UsageError: the folder has no rows, no winner, or winners of several settings of the kernel.
+    """
+    from autotune import incumbents, results, winners
+
+    scored = winners.scores(results.read(folder, winners.READ_COLUMNS))
+    if scored.empty:
+        raise UsageError(f"results folder {str(folder)!r} has no candidate that is ok, so nothing can win")
+    lines = winners.choose(scored, incumbents.incumbents_of(scored))
+    settings = lines[results.SETTING_COLUMNS].drop_duplicates()
+    if len(settings) > 1:
+        raise UsageError(
+            f"results folder {str(folder)!r} has winners for {len(settings)} settings of the kernel's static "
+            "arguments, and a table holds one: keep each in a folder of its own"
+        )
+    devices: dict[str, dict[TableKey, BlockSizes]] = {}
+    for target, key, blocks in zip(
+        lines["target"], winners.keys_of(lines), winners.blocks_of(lines), strict=True
+    ):
+        devices.setdefault(JAX.written.get(target, target), {})[key] = blocks
+    sources = sorted(set(lines["source"]))
+    limit = results.rows_of(settings)[0]["vmem_limit_bytes"]
+    return Table(
+        dialect=JAX,
+        devices=devices,
+        origin=str(folder),
+        provenance={"source": "modelled" if "modelled" in sources else ", ".join(sources)}
+        | ({"vmem_limit_bytes": limit} if limit else {}),
+    )

@@ -1,0 +1,267 @@
+"""Look-ups: block sizes of a call from a table, and where the answer came from."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
+from autotune.kernel.rpa import default_blocks
+from autotune.tables.table import Table
+from autotune.tpu.chips import GENERATIONS, TOO_OLD
+
+EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
+_REMEMBERED = 4096  # calls whose answer is kept; an engine has some dozens of shapes
+_LAYOUT = 6  # the first parts of a key: dtypes, heads, head_dim and page_size
+
+
+class Answer(NamedTuple):
+    """What a look-up answers.
+
+    blocks: no larger than the call. origin: exact, nearest or default. key: the simplified key that was asked
+    for. found: the key whose value it is; None for the default. distance: from key to found, in doublings;
+    0 if exact. value: as the table has it, before it is cut to the call.
+    """
+
+    blocks: BlockSizes
+    origin: str
+    key: TableKey
+    found: TableKey | None
+    distance: float
+    value: BlockSizes
+
+
+def distance(key: TableKey, other: TableKey) -> float:
+    """Doublings between two keys of one layout: of max_num_batched_tokens plus of max_model_len.
+
+    Infinite between layouts: another layout is another program, of which nobody says that it fits.
+    """
+    if key[:_LAYOUT] != other[:_LAYOUT]:
+        return math.inf
+    return abs(math.log2(key[6] / other[6])) + abs(math.log2(key[7] / other[7]))
+
+
+class LookUp:
+    """Answers calls for one generation out of one table of the jax dialect.
+
+    table: None for defaults only. version: the TPU's version, which decides the default. nearest: answer a
+    key that is missing with the nearest of its layout, whose program is the same and so fits as well, before
+    falling back on JAX's default; JAX's own look-up does not.
+    """
+
+    def __init__(
+        self, table: Table | None, generation: str | None, version: int, *, nearest: bool = True
+    ) -> None:
+        self.table = table
+        self.generation = generation
+        self.version = version
+        self._nearest = nearest
+        rows = table.rows_of(generation) if table is not None and generation is not None else {}
+        self._rows = rows
+        self._layouts: dict[tuple[Any, ...], list[TableKey]] | None = None
+        # Bound once, so that a repeated call costs a hash and nothing else.
+        self.blocks: Callable[..., BlockSizes] = functools.lru_cache(maxsize=_REMEMBERED)(self._blocks)
+
+    def _blocks(
+        self,
+        q_dtype: Any,
+        kv_dtype: Any,
+        num_q_heads_per_blk: int,
+        num_kv_heads_per_blk: int,
+        head_dim: int,
+        page_size: int,
+        max_num_batched_tokens: int,
+        pages_per_seq: int,
+    ) -> BlockSizes:
+        key = TableKey.simplified(
+            _dtype_name(q_dtype),
+            _dtype_name(kv_dtype),
+            num_q_heads_per_blk,
+            num_kv_heads_per_blk,
+            head_dim,
+            page_size,
+            max_num_batched_tokens,
+            pages_per_seq,
+        )
+        return self._value(key)[0].clamped(pages_per_seq, max_num_batched_tokens)
+
+    def answer(self, key: TableKey, pages_per_seq: int, max_num_batched_tokens: int) -> Answer:
+        """The answer to a call with this simplified key, and where it came from."""
+        value, origin, found = self._value(key)
+        return Answer(
+            value.clamped(pages_per_seq, max_num_batched_tokens),
+            origin,
+            key,
+            found,
+            0.0 if found is None else distance(key, found),
+            value,
+        )
+
+    def _value(self, key: TableKey) -> tuple[BlockSizes, str, TableKey | None]:
+        if (exact := self._rows.get(key)) is not None:
+            return exact, EXACT, key
+        if self._nearest and (near := self._nearest_key(key)) is not None:
+            return self._rows[near], NEAREST, near
+        return default_blocks(self.version), DEFAULT, None
+
+    def _nearest_key(self, key: TableKey) -> TableKey | None:
+        if self._layouts is None:
+            self._layouts = {}
+            for row in self._rows:
+                self._layouts.setdefault(row[:_LAYOUT], []).append(TableKey(*row))
+        # Of two at one distance the longer and larger: a call cuts its value down to its own size.
+        return min(
+            self._layouts.get(key[:_LAYOUT], ()),
+            key=lambda row: (distance(key, row), -row.max_model_len, -row.max_num_batched_tokens),
+            default=None,
+        )
+
+
+_DTYPE_NAMES: dict[Any, str] = {name: name for name in DTYPE_BITS}
+
+
+def _dtype_name(dtype: Any) -> str:
+    try:
+        return _DTYPE_NAMES[dtype]
+    except KeyError:
+        import jax.numpy as jnp
+
+        return _DTYPE_NAMES.setdefault(dtype, str(jnp.dtype(dtype).name))
+
+
+def device_version(device_kind: str) -> int:
+    """The version number in a device_kind; -1 where it is no TPU."""
+    match = re.search(r"TPU\s*v?(\d+)", device_kind)
+    return int(match[1]) if match else -1
+
+
+def generation_of(device_kind: str) -> str | None:
+    """The generation's name of a device_kind, None if it is unknown."""
+    return next((g.name for g in GENERATIONS.values() if device_kind in g.device_kinds), None)
+
+
+def look_up_for(device_kind: str, table: Table | None = None) -> LookUp:
+    """The look-up of a device: in the table, or by default in the generation's committed one.
+
+    Raises:
+      NotImplementedError: it is no TPU, or one before v4; in the words of JAX's own look-up.
+    """
+    from autotune.tables.load import committed, committed_path
+
+    version, generation = device_version(device_kind), generation_of(device_kind)
+    if version < 4:
+        raise NotImplementedError(TOO_OLD)
+    if table is None and generation is not None and committed_path(generation).is_file():
+        table = committed(generation)
+    return LookUp(table, generation, version)
+
+
+@functools.cache
+def _first_device_kind() -> str:
+    import jax
+
+    return str(jax.devices()[0].device_kind)
+
+
+def current_device_kind() -> str:
+    """The device_kind that a program is traced for: that of jax's default device, or else the first device.
+
+    The first device is asked for once a process.
+    """
+    import jax
+
+    device = jax.config.jax_default_device
+    return getattr(device, "device_kind", None) or _first_device_kind()
+
+
+@functools.cache
+def _committed_look_up(device_kind: str) -> LookUp:
+    return look_up_for(device_kind)
+
+
+_config: Any = None  # jax.config, once jax is imported
+_by_device: dict[Any, Callable[..., BlockSizes]] = {}  # by jax's default device, None for the first one
+
+
+def _current_blocks() -> Callable[..., BlockSizes]:
+    """The committed look-up of the current device; what it takes of each call's time is a dict's look-up."""
+    global _config
+    import jax
+
+    blocks = _committed_look_up(current_device_kind()).blocks
+    _config = jax.config
+    _by_device[_config.jax_default_device] = blocks
+    return blocks
+
+
+def get_tuned_block_sizes(
+    q_dtype: Any,
+    kv_dtype: Any,
+    num_q_heads_per_blk: int,
+    num_kv_heads_per_blk: int,
+    head_dim: int,
+    page_size: int,
+    max_num_batched_tokens: int,
+    pages_per_seq: int,
+) -> tuple[int, int]:
+    """(num_kv_pages_per_blk, num_queries_per_blk) of a call on this process's TPU, by its committed table.
+
+    JAX's own signature. Where the table has no such key, the nearest of the same layout answers, and JAX's
+    default where there is none; `explain` says which.
+
+    Raises:
+      NotImplementedError: this process has no TPU, or one before v4.
+    """
+    try:
+        blocks = _by_device[_config.jax_default_device]
+    except (KeyError, AttributeError):
+        blocks = _current_blocks()
+    return blocks(
+        q_dtype,
+        kv_dtype,
+        num_q_heads_per_blk,
+        num_kv_heads_per_blk,
+        head_dim,
+        page_size,
+        max_num_batched_tokens,
+        pages_per_seq,
+    )
+
+
+def explain(
+    q_dtype: Any,
+    kv_dtype: Any,
+    num_q_heads_per_blk: int,
+    num_kv_heads_per_blk: int,
+    head_dim: int,
+    page_size: int,
+    max_num_batched_tokens: int,
+    pages_per_seq: int,
+    *,
+    table: Table | None = None,
+    device_kind: str | None = None,
+) -> Answer:
+    """What get_tuned_block_sizes answers for the same arguments, with where it came from.
+
+    table: to look in; the device's committed one by default. device_kind: of the TPU to answer for; this
+    process's by default.
+
+    Raises:
+      NotImplementedError: the device is no TPU, or one before v4.
+    """
+    kind = device_kind or current_device_kind()
+    look_up = _committed_look_up(kind) if table is None else look_up_for(kind, table)
+    key = TableKey.simplified(
+        _dtype_name(q_dtype),
+        _dtype_name(kv_dtype),
+        num_q_heads_per_blk,
+        num_kv_heads_per_blk,
+        head_dim,
+        page_size,
+        max_num_batched_tokens,
+        pages_per_seq,
+    )
+    return look_up.answer(key, pages_per_seq, max_num_batched_tokens)

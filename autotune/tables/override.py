@@ -1,0 +1,93 @@
+"""Make JAX's own kernel take its block sizes from another table, for as long as a `with` block lasts.
+
+JAX's kernel asks for its block sizes while it is traced, and jax.jit keeps what it traced. So the table in
+force is part of what jax.jit tells calls apart by (jax.make_user_context): a function traced before the block
+is traced again inside it, and goes back to its earlier program after it, from the cache. A program that was
+already compiled ahead of time keeps the block sizes it was compiled with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+from autotune.errors import UsageError
+from autotune.tables.dialects import JAX
+from autotune.tables.load import load
+from autotune.tables.lookup import LookUp, current_device_kind, look_up_for
+from autotune.tables.table import Table
+from autotune.tpu import chips
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """A table in force. Two are equal, and share what jax.jit traced, if table and target are the same."""
+
+    table: Table
+    target: str | None
+
+
+_in_force = jax.make_user_context(None)
+_lock = threading.Lock()
+_entered = 0
+_own: Callable[..., tuple[int, int]] | None = None
+
+
+@functools.lru_cache(maxsize=64)
+def _look_up(choice: _Choice, device_kind: str) -> LookUp:
+    return look_up_for(device_kind, choice.table)
+
+
+def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
+    """Stands in for the kernel's get_tuned_block_sizes; outside of a `use` block of its thread, JAX's own."""
+    choice: _Choice | None = _in_force.value
+    if choice is None:
+        own = _own or kernel.get_tuned_block_sizes
+        return own(*args, **kwargs)
+    kind = chips.by_name(choice.target).device_kinds[0] if choice.target else current_device_kind()
+    return _look_up(choice, kind).blocks(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
+    """JAX's kernel looks its block sizes up in this table, in this thread, until the block is left.
+
+    table: of the jax dialect, or what `load` takes; entering again with the same Table finds what was traced
+    with it, a name is loaded anew. target: the generation whose rows are used; by default
+    that of jax's default device, or of the first one. Blocks may be nested; the innermost counts.
+
+    A call that names its block sizes keeps them. Functions that were traced before are traced anew inside.
+
+    Raises:
+      UsageError: the table is of another dialect, or cannot be loaded; no such target.
+    """
+    global _entered, _own
+    if isinstance(table, str):
+        table = load(table)
+    if table.dialect is not JAX:
+        raise UsageError(
+            f"{table.origin} is a table of the {table.dialect} dialect, which JAX's kernel cannot use"
+        )
+    if target is not None:
+        chips.by_name(target)
+    with _lock:
+        if not _entered:
+            _own = kernel.get_tuned_block_sizes
+            kernel.get_tuned_block_sizes = _block_sizes
+        _entered += 1
+    try:
+        with _in_force(_Choice(table, target)):
+            yield table
+    finally:
+        with _lock:
+            _entered -= 1
+            if not _entered:
+                kernel.get_tuned_block_sizes = _own
+                _own = None

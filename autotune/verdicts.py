@@ -1,0 +1,60 @@
+"""The compiler's verdicts on a handful of programs, for commands that ask about a table or a call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from autotune import space, sweep
+from autotune.kernel.problem import Program
+from autotune.progress import CompileProgress
+from autotune.results import Tools
+from autotune.store import Store, default_path
+from autotune.tpu.chips import Generation
+from autotune.tpu.compiler import Compiled
+from autotune.workers import CompilePool, Task
+
+
+def compile_all(
+    generation: Generation, programs: Iterable[Program], *, named: bool, jobs: int, timeout: float
+) -> dict[Program, Compiled]:
+    """A verdict on each program, those expected to take longest first, with progress on standard error.
+
+    named: compile also what its scratch alone rules out, for the compiler's own figure; see
+    `space.scratch_overflow`. jobs: compiles at once. timeout: seconds that one may take. What the store of
+    compile results knows is not compiled again.
+
+    Raises:
+      MachineError: there is something to compile, and no compiler.
+    """
+    store, tools = Store(default_path()), Tools.installed()
+    distinct = list(dict.fromkeys(programs))
+    verdicts = store.get(generation.name, tools, distinct)
+    waiting = []
+    for program in distinct:
+        if program in verdicts:
+            continue
+        if verdict := space.scratch_overflow(generation, program, named=named):
+            verdicts[program] = verdict
+        else:
+            waiting.append(program)
+    if not waiting:
+        return verdicts
+    sweep.require_compiler()
+    waiting.sort(key=space.expected_compile_seconds)
+    at_once = min(jobs, len(waiting))
+    under_way: set[Program] = set()
+
+    def next_task() -> Task | None:
+        if not waiting:
+            return None
+        program = waiting.pop()
+        under_way.add(program)
+        return Task(generation.name, program)
+
+    with CompileProgress(waiting, at_once) as progress, CompilePool(at_once, timeout) as pool:
+        for task, verdict in pool.run(next_task):
+            verdicts[task.program] = verdict
+            store.put(generation.name, tools, task.program, verdict)
+            under_way.discard(task.program)
+            progress.advance(task, verdict, [*waiting, *under_way])
+    return verdicts

@@ -1,0 +1,94 @@
+"""Look-ups: the same answers as JAX's own, the nearest key, and where an answer came from."""
+
+from __future__ import annotations
+
+import inspect
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
+
+from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.tables import explain, get_tuned_block_sizes, load, lookup
+from autotune.tables.dialects import JAX
+from autotune.tables.table import Table
+
+PUBLISHED = load("jax")
+DEVICES = {"v5e": (5, "TPU v5"), "v5p": (5, "TPU v5"), "v6e": (6, "TPU v6")}
+
+
+@given(
+    st.sampled_from(sorted(DEVICES)),
+    st.sampled_from(["bfloat16", "float32", jnp.bfloat16, np.dtype("float32"), jnp.dtype("bfloat16")]),
+    st.tuples(st.integers(1, 40), st.integers(1, 9), st.sampled_from([64, 128, 200, 256])),
+    st.sampled_from([16, 32, 60, 64, 128, 256]),
+    st.integers(1, 5000),
+    st.integers(1, 300),
+)
+def test_without_the_nearest_it_answers_as_jax(generation, dtype, heads, page_size, tokens, pages):
+    version, name = DEVICES[generation]
+    mine = lookup.LookUp(PUBLISHED, generation, version, nearest=False)
+    call = (dtype, dtype, *heads, page_size, tokens, pages)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuned_block_sizes, "get_tpu_version", lambda: version)
+        patch.setattr(tuned_block_sizes, "get_device_name", lambda: name)
+        theirs = tuned_block_sizes.get_tuned_block_sizes(*call)
+    assert mine.blocks(*call) == theirs
+    assert mine.blocks(*call) == theirs, "the remembered answer"
+
+
+def test_the_signature_is_jaxs():
+    own = inspect.signature(tuned_block_sizes.get_tuned_block_sizes).parameters
+    assert list(inspect.signature(get_tuned_block_sizes).parameters) == list(own)
+
+
+KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+
+
+def table(**rows):
+    return Table(dialect=JAX, devices={"TPU v6": {KEY: BlockSizes(16, 64)} | rows.pop("more", {})})
+
+
+def test_the_nearest_of_the_same_layout_answers():
+    look_up = lookup.LookUp(table(), "v6e", 6)
+    longer = KEY._replace(max_num_batched_tokens=4096, max_model_len=16384)
+    answer = look_up.answer(longer, longer.pages_per_seq, 4096)
+    assert (answer.origin, answer.found, answer.distance) == ("nearest", KEY, 5.0)
+    assert answer.blocks == (16, 64)
+    other = KEY._replace(page_size=64)
+    assert look_up.answer(other, 32, 1024).origin == "default"
+    assert look_up.answer(KEY, 16, 1024)._replace(value=None) == ((16, 64), "exact", KEY, KEY, 0.0, None)
+    assert look_up.answer(KEY, 4, 16).blocks == (4, 16)
+
+
+def test_of_two_as_near_the_longer_answers():
+    more = {KEY._replace(max_model_len=8192): BlockSizes(32, 32)}
+    look_up = lookup.LookUp(table(more=more), "v6e", 6)
+    between = KEY._replace(max_model_len=4096)
+    assert look_up.answer(between, 32, 1024).found.max_model_len == 8192
+
+
+def test_v4_has_its_own_default_and_may_have_a_table():
+    v4 = Table(dialect=JAX, devices={"TPU v4": {KEY: BlockSizes(2, 16)}})
+    assert lookup.LookUp(v4, "v4", 4).answer(KEY, 16, 1024).blocks == (2, 16)
+    assert lookup.LookUp(None, "v4", 4).answer(KEY, 64, 1024).blocks == (32, 32)
+
+
+def test_no_tpu_is_said_in_jaxs_words():
+    for kind in ("cpu", "TPU v3", "NVIDIA"):
+        with pytest.raises(NotImplementedError, match=r"^TPU version must be 4 or higher\.$"):
+            explain("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 16, device_kind=kind)
+    with pytest.raises(NotImplementedError):  # these tests have no TPU
+        get_tuned_block_sizes("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 16)
+    unknown = explain("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 200, device_kind="TPU v9 mega")
+    assert (unknown.origin, unknown.blocks) == ("default", (128, 32))
+
+
+def test_explain_names_the_simplified_key():
+    answer = explain(
+        jnp.bfloat16, "bfloat16", 28, 4, 100, 16, 2000, 250, table=PUBLISHED, device_kind="TPU v6 lite"
+    )
+    assert answer.key == ("bfloat16", "bfloat16", 32, 4, 128, 16, 2048, 4096)

@@ -1,0 +1,130 @@
+"""`use`: JAX's kernel, traced and compiled for a v6e that is not here, takes another table's pair."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from autotune.errors import UsageError
+from autotune.tables import Table, use
+from autotune.tables.dialects import SGLANG
+from autotune.tpu.compiler import environment
+
+# Runs where nothing has imported jax yet: what the compiler needs of the environment is set before.
+SCRIPT = """
+import json, threading
+import jax
+from jax.sharding import SingleDeviceSharding
+from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel, tuned_block_sizes
+from autotune.kernel.problem import BlockSizes, Problem, TableKey
+from autotune.kernel.rpa import abstract_arguments
+from autotune.tables import Table, use
+from autotune.tables.dialects import JAX
+from autotune.tpu.compiler import target_device
+
+own = kernel.get_tuned_block_sizes
+tuned_block_sizes.get_tpu_version = lambda: 6  # JAX's own look-up asks the host, which has no TPU
+tuned_block_sizes.get_device_name = lambda *_: "TPU v6"
+
+key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
+def table(*blocks):
+    return Table(dialect=JAX, devices={"TPU v6e": {key: BlockSizes(*blocks)}})
+
+device = target_device("v6e:2x2")
+arguments = abstract_arguments(key.canonical_problem(8), 64, SingleDeviceSharding(device))
+
+def model(*xs):
+    return kernel.ragged_paged_attention(*xs) * 1
+jitted = jax.jit(model)
+
+def pair(function=jitted):
+    grids = []
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "pallas_call":
+                mapping = equation.params["grid_mapping"]
+                scratch = [v.aval.shape for v in equation.params["jaxpr"].invars if len(v.aval.shape) == 5]
+                grids.append((max(scratch, key=len)[1], 1024 // mapping.grid[1]))
+            for value in equation.params.values():
+                if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
+                    walk(getattr(value, "jaxpr", value))
+    with jax.default_device(device):
+        traced = function.trace(*arguments)
+    walk(traced.jaxpr.jaxpr)
+    [found] = set(grids)
+    return list(found), traced
+
+said = {"default table": pair()[0]}
+mine, other = table(4, 32), table(2, 128)
+with use(mine) as entered:
+    said["inside"], traced = pair()
+    with jax.default_device(device):
+        compiled = traced.lower().compile()
+    said["compiled"] = compiled is not None
+    with use(other):
+        said["nested"] = pair()[0]
+    said["back in the outer"] = pair()[0]
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(pair()[0]))
+    thread.start(); thread.join()
+    said["another thread"] = seen[0]
+said["after"] = pair()[0]
+said["restored"] = kernel.get_tuned_block_sizes is own
+with use(mine, target="v6e"):
+    said["again"] = pair()[0]
+    said["named blocks"] = pair(jax.jit(lambda *xs: kernel.ragged_paged_attention(
+        *xs, num_kv_pages_per_block=1, num_queries_per_block=32)))[0]
+with use(mine, target="v5e"):
+    said["a target without rows"] = pair()[0]
+try:
+    with use(mine):
+        raise RuntimeError
+except RuntimeError:
+    said["restored after an error"] = kernel.get_tuned_block_sizes is own
+print(json.dumps(said))
+"""
+
+
+def test_jaxs_kernel_takes_the_pair_of_the_table_in_force(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env=os.environ | environment(tmp_path) | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = json.loads(done.stdout)
+    published = [8, 64]  # of jax 0.10's 'TPU v6' table, asked below
+    from autotune.tables import load
+
+    key = ("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
+    assert list(load("jax:TPU v6").devices["TPU v6"][key]) == published
+    assert said == {
+        "default table": published,
+        "inside": [4, 32],
+        "compiled": True,
+        "nested": [2, 128],
+        "back in the outer": [4, 32],
+        "another thread": published,
+        "after": published,
+        "restored": True,
+        "again": [4, 32],
+        "named blocks": [1, 32],
+        "a target without rows": [8, 32],  # JAX's default (128, 32), cut to the call's 8 pages
+        "restored after an error": True,
+    }
+
+
+def test_tables_that_jaxs_kernel_cannot_use():
+    with pytest.raises(UsageError, match="sglang-jax dialect"), use(Table(dialect=SGLANG, devices={})):
+        pass
+    with pytest.raises(UsageError, match="target 'v9' is unknown"), use("jax", target="v9"):
+        pass
+    with pytest.raises(UsageError, match="does not exist"), use("nothing.py"):
+        pass

@@ -1,0 +1,145 @@
+"""The committed tables: how they are made of rows, and those that are there."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from autotune import check, commit, explain, explain_formats, presets, results, scoreboard, tables, winners
+from autotune.errors import UsageError
+from autotune.kernel.problem import Problem, Settings
+from autotune.space import expected_compile_seconds
+from autotune.tables import load, source
+from autotune.tables.load import committed_path
+from autotune.tpu.chips import GENERATIONS
+from autotune.verdicts import compile_all
+from tests.test_results import make_row
+
+THERE = [name for name in GENERATIONS if committed_path(name).is_file()]
+LIMIT = Settings(vmem_limit_bytes=100 << 20)
+
+
+@pytest.fixture
+def swept(tmp_path: Path) -> Path:
+    """A row for each published key, and nothing that fits for the first one."""
+    keys = presets.keys("published")
+    rows = [make_row(1, 32, key=keys[0], status="vmem_oom", settings=LIMIT)]
+    rows += [make_row(1, 32, key=key, latency_us=5.0, settings=LIMIT) for key in keys[1:]]
+    results.append(tmp_path / "swept", rows)
+    return tmp_path / "swept"
+
+
+def test_a_table_of_every_key_and_what_is_lost(swept: Path) -> None:
+    keys = presets.keys("published")
+    table, lost = commit.table_of(swept, "v6e")
+    assert lost == [keys[0]]
+    assert list(table.rows_of("v6e")) == list(keys[1:])
+    assert table.modelled
+    assert table.provenance["vmem_limit_bytes"] == 100 << 20
+    assert table.provenance["workloads"] == "mixed"
+    text = source.render(table, "x", quote='"')
+    assert source.read_text(text, "x").devices == table.devices
+    assert "'" not in text.replace("own table", "").replace("jax's", "").split("TUNED_BLOCK_SIZES")[1]
+
+
+def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
+    with pytest.raises(UsageError, match="no candidate that is ok"):
+        commit.table_of(swept, "v5e")
+    few = swept.parent / "few"
+    results.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])
+    with pytest.raises(UsageError, match=r"47\d of 47\d keys have no row for v6e .* the sweep is not done"):
+        commit.table_of(few, "v6e")
+
+
+def test_committed_rows_are_one_file_without_a_host(swept: Path, tmp_path: Path) -> None:
+    assert commit.write_rows(swept, "v6e", tmp_path / "rows") == 476
+    [path] = (tmp_path / "rows").iterdir()
+    again = results.read(tmp_path / "rows")
+    assert again["host"].isna().all()
+    first, second = (winners.scores(frame).drop(columns="time") for frame in (results.read(swept), again))
+    assert first.equals(second)
+    commit.write_rows(tmp_path / "rows", "v6e", tmp_path / "twice")
+    assert (tmp_path / "twice" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("generation", THERE)
+def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generation: str) -> None:
+    table = load(generation)
+    wanted = presets.keys("published")
+    rows = table.rows_of(generation)
+    board = scoreboard.committed([generation])
+    assert board is not None
+    lost = [key for key in wanted if key not in rows]
+    assert all(board.best(generation, key) is None for key in lost)
+    assert set(rows) <= set(wanted)
+    assert len(lost) <= 4, lost
+    assert table.provenance["keys"] == len(rows)
+    assert table.modelled
+    assert not list(check.static_findings(table))
+    found, unscored = check.slow_findings(table, [generation], board, 1e-6)
+    assert (found, unscored) == ([], 0)
+
+
+@pytest.fixture
+def no_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What an earlier run compiled proves nothing of this one's compiler."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def compile_some(generation: str, count: int, most_seconds: float) -> None:
+    table = load(generation)
+    settings = Settings(vmem_limit_bytes=table.provenance["vmem_limit_bytes"])
+    programs = [
+        program
+        for program in check.programs_of(table, generation, settings)
+        if expected_compile_seconds(program) < most_seconds
+    ]
+    chosen = random.Random(generation).sample(programs, count)
+    verdicts = compile_all(GENERATIONS[generation], chosen, named=True, jobs=2, timeout=900)
+    assert {program: v.status for program, v in verdicts.items()} == dict.fromkeys(chosen, "ok")
+
+
+@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.usefixtures("no_store")
+def test_three_quick_entries_compile(generation: str) -> None:
+    compile_some(generation, 3, 2.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.usefixtures("no_store")
+def test_a_dozen_entries_compile(generation: str) -> None:
+    compile_some(generation, 12, float("inf"))
+
+
+@pytest.mark.parametrize("generation", THERE)
+def test_look_ups_of_a_committed_key_are_exact_and_say_modelled(generation: str) -> None:
+    kind = GENERATIONS[generation].device_kinds[0]
+    for key, blocks in list(load(generation).rows_of(generation).items())[::40]:
+        call = (*key[:7], key.pages_per_seq)
+        answer = tables.explain(*call, device_kind=kind)
+        assert (answer.origin, answer.value, answer.key) == ("exact", blocks, key)
+    longer = tables.explain(*call[:7], 64 * key.pages_per_seq, device_kind=kind)
+    assert longer.origin == "nearest"
+    assert longer.distance > 0
+
+
+@pytest.mark.skipif("v6e" not in THERE, reason="no table is committed for v6e")
+@pytest.mark.parametrize("heads", [(28, 4), (32, 8), (12, 2)], ids=["Qwen", "Llama-3-8B", "Qwen2.5-1.5B"])
+def test_real_models_are_explained_against_the_committed_table(heads: tuple[int, int]) -> None:
+    problem = Problem(
+        num_q_heads=heads[0],
+        num_kv_heads=heads[1],
+        head_dim=128,
+        page_size=128,
+        max_num_batched_tokens=2048,
+        pages_per_seq=16,
+    )
+    found = explain.explain(
+        problem, GENERATIONS["v6e"], [load("jax"), load("v6e")], board=scoreboard.committed(["v6e"])
+    )
+    assert [said.answer.origin for said in found.said if said.answer][1] in ("exact", "nearest")
+    assert found.said[1].table.modelled
+    assert "MODELLED" in explain_formats.render(found, "text")

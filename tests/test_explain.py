@@ -1,0 +1,120 @@
+"""`autotune lookup`: the key of real models step by step, and what runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from autotune import explain, explain_formats
+from autotune.errors import UsageError
+from autotune.kernel.problem import BlockSizes, Problem, TableKey
+from autotune.scoreboard import Score, Scoreboard
+from autotune.tables import load
+from autotune.tables.dialects import JAX, SGLANG
+from autotune.tables.keys import SglangKey
+from autotune.tables.table import Table
+from autotune.tpu import chips
+
+
+def problem(q_heads, kv_heads, **sizes):
+    sizes = {"page_size": 16, "max_num_batched_tokens": 2048, "pages_per_seq": 256} | sizes
+    return Problem(num_q_heads=q_heads, num_kv_heads=kv_heads, head_dim=128, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "key_heads"),
+    [((28, 4), (32, 4)), ((32, 8), (32, 8)), ((12, 2), (16, 2))],
+    ids=["Qwen", "Llama-3-8B", "Qwen2.5-1.5B"],
+)
+def test_real_models(heads, key_heads):
+    call = problem(*heads)
+    found = explain.explain(call, chips.V6E, [load("jax")])
+    assert found.key == TableKey("bfloat16", "bfloat16", *key_heads, 128, 16, 2048, 4096)
+    [said] = found.said
+    listed = load("jax").devices["TPU v6"].get(found.key)
+    assert said.answer.origin == ("exact" if listed else "default")
+    assert said.answer.value == (listed or (128, 32))
+    steps = {step.name: step.values for step in found.steps}
+    assert steps["query heads"] == (heads[0], f"{heads[0]} a block", key_heads[0])
+    text = explain_formats.render(found, "text")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "MODELLED, not timed" in text
+
+
+def test_split_heads_and_rounding_are_shown():
+    found = explain.explain(problem(64, 32, page_size=60, pages_per_seq=20), chips.V6E, [load("jax")])
+    steps = {step.name: step.values for step in found.steps}
+    assert steps["KV heads"] == (32, "8 a block", 8)
+    assert steps["page_size"] == (60, 64)
+    assert steps["model length"] == ("60 x 20 pages", 1200, 2048)
+
+
+def test_untileable_heads_are_refused_with_what_would_do():
+    with pytest.raises(UsageError, match="lay the heads out as"):
+        explain.explain(problem(15, 5), chips.V6E, [])
+
+
+KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+CALL = problem(8, 2, page_size=128, max_num_batched_tokens=1000, pages_per_seq=10)
+
+
+def test_nearest_default_and_another_kernels_table():
+    near = Table(
+        dialect=JAX,
+        devices={"TPU v6e": {KEY._replace(max_model_len=8192): BlockSizes(16, 64)}},
+        origin="near",
+        provenance={"source": "modelled", "vmem_limit_bytes": 100 << 20},
+    )
+    sglang = Table(
+        dialect=SGLANG,
+        devices={"TPU v6e": {SglangKey(*KEY[:6], 1024): BlockSizes(4, 128)}},
+        origin="sglang",
+    )
+    found = explain.explain(CALL, chips.V6E, [near, sglang, load("jax:TPU v5")])
+    assert [said.answer.origin if said.answer else None for said in found.said] == [
+        "nearest",
+        None,
+        "default",
+    ]
+    assert found.said[0].answer.blocks == (10, 64)
+    assert found.said[1].value == (4, 128)
+    text = explain_formats.render(found, "text")
+    assert "near 'TPU v6e' (MODELLED): (16, 64), 2 doublings away\n" in text
+    assert "proven to compile at vmem_limit_bytes=104857600 (100 MiB)" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert "cut to the call: (10, 64)" in text
+    assert "no rows for v6e, so JAX's default (128, 32)" in text
+    assert "of another kernel than JAX's" in text
+
+
+def test_jax_never_consults_its_table_on_v4():
+    rows = {KEY: BlockSizes(2, 2)}
+    table = Table(dialect=JAX, devices={"TPU v4": rows}, provenance={"source": "published"})
+    [said] = explain.explain(CALL, chips.V4, [table]).said
+    assert (said.answer.origin, said.answer.value) == ("default", (32, 32))
+
+
+def test_the_command_compiles_what_runs_and_the_best_known(autotune, tmp_path):
+    call = ["--q-heads", 4, "--kv-heads", 1, "--page-size", 64, "--max-num-batched-tokens", 1024]
+    call += ["--max-model-len", 1024, "--target", "v6e"]
+    done = autotune("lookup", *call, "--table", "jax", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    data = json.loads(done.stdout)
+    [cost] = data["costs"]
+    assert data["tables"][0]["runs"] == cost["blocks"]
+    assert (cost["status"], cost["source"]) == ("ok", "modelled")
+    assert 0 < cost["vmem_bytes"] < 32 << 20
+    assert 1 < cost["latency_us"] < 1e6
+    assert "v6e" in autotune("cache").stdout, "what was compiled is not kept for the next call"
+    quick = autotune("lookup", *call, "--no-compile")
+    assert "not compiled" in quick.stdout
+    wrong = autotune("lookup", *call[:2], "--kv-heads", 3, *call[4:])
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def test_the_best_known_pair_stands_beside():
+    board = Scoreboard({("v6e", KEY): {BlockSizes(16, 64): Score(1.0, 9.0, "modelled")}}, {}, "rows")
+    found = explain.explain(CALL, chips.V6E, [load("jax")], board=board)
+    assert found.best == ((10, 64), "modelled")
+    assert (10, 64) in found.pairs()
