@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from autotune.kernel.problem import Program
+from autotune.search import Outlook
 from autotune.space import expected_compile_seconds
 from autotune.tpu.compiler import Compiled
 from autotune.workers import Task
@@ -24,7 +23,7 @@ class CompileProgress:
     before it took.
     """
 
-    def __init__(self, prospects: Iterable[Program], jobs: int) -> None:
+    def __init__(self, outlook: Outlook, jobs: int) -> None:
         from tqdm import tqdm
 
         self._jobs = jobs
@@ -41,7 +40,7 @@ class CompileProgress:
             dynamic_ncols=True,
             leave=False,
         )
-        self._expect(prospects)
+        self._expect(outlook)
         self._show()
 
     def __enter__(self) -> Self:
@@ -60,18 +59,17 @@ class CompileProgress:
             return self._left / self._jobs
         return elapsed * self._left / self._done
 
-    def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None:
-        """One more program has its verdict; left: those that would be compiled after it."""
+    def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None:
+        """One more program has its verdict; outlook: what is left after it."""
         self._count += 1
         self._done += expected_compile_seconds(task.program)
         self._statuses[verdict.status] += 1
-        self._expect(left)
+        self._expect(outlook)
         self._show()
 
-    def _expect(self, prospects: Iterable[Program]) -> None:
-        programs = list(prospects)
-        self._programs = self._count + len(programs)
-        self._left = sum(map(expected_compile_seconds, programs))
+    def _expect(self, outlook: Outlook) -> None:
+        self._programs = self._count + outlook.programs
+        self._left = outlook.seconds
 
     def _show(self) -> None:
         failed = self._count - self._statuses["ok"]

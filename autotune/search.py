@@ -22,11 +22,27 @@ from autotune.tpu.compiler import Compiled
 WORTH_A_COMPILE = 0.005
 # Programs that a layout of heads starts from, cheap ones spread over the space.
 SEEDS = 7
+# Shares of the programs, and of the time that they would take, that searches of the published v6e space came
+# to compile: the outlook for layouts of which nothing is known yet.
+TYPICAL_PROGRAMS = 0.5
+TYPICAL_SECONDS = 0.15
 # Expected seconds of a compile that is run for a comparison only.
 QUICK_SECONDS = 5.0
 
 # Modelled seconds of a trial, its workloads taken together, given its program's cycles by loop depth.
 Latency = Callable[[Trial, tuple[int, ...]], float]
+
+
+class Outlook(NamedTuple):
+    """Programs still to be compiled, and the seconds that one core is expected to take for them."""
+
+    programs: int
+    seconds: float
+
+    @classmethod
+    def of(cls, programs: Iterable[Program]) -> Outlook:
+        seconds = [expected_compile_seconds(program) for program in programs]
+        return cls(len(seconds), sum(seconds))
 
 
 class Search(abc.ABC):
@@ -63,8 +79,8 @@ class Search(abc.ABC):
         return implied
 
     @abc.abstractmethod
-    def prospects(self) -> list[Program]:
-        """Programs that would be compiled if no verdict changed anything, those under way included."""
+    def outlook(self) -> Outlook:
+        """What is still to be compiled, what is under way included, as far as can be told now."""
 
     @abc.abstractmethod
     def _pick(self) -> Program | None: ...
@@ -95,19 +111,23 @@ class Exhaustive(Search):
                 return program
         return None
 
-    def prospects(self) -> list[Program]:
-        return list(self.waiting)
+    def outlook(self) -> Outlook:
+        return Outlook.of(self.waiting)
 
     def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
         pass
 
 
 class Contender(NamedTuple):
-    """A program worth a compile: the share by which it may make a key faster, minus its compile seconds."""
+    """A program worth a compile: the share by which it may make a key faster, minus its compile seconds.
+
+    likely: whether it will still be one when those that are predicted to be better are known.
+    """
 
     gain: float
     minus_seconds: float
     program: Program
+    likely: bool
 
 
 class Contenders(Search):
@@ -140,14 +160,20 @@ class Contenders(Search):
         for group in self._groups.values():
             group.seeds = seeds(group.waiting, SEEDS - len(group.known))
 
-    def prospects(self) -> list[Program]:
-        found = set(self._in_flight)
+    def outlook(self) -> Outlook:
+        found = {p for p in (*self._in_flight, *self._wanted) if p in self.waiting}
+        unknown: list[Program] = []
         for group in self._groups.values():
             self._contender(group)
             found.update(p for p in group.seeds if p in self.waiting)
-            found.update(c.program for c in group.contenders or ())
-        found.update(p for p in self._wanted if p in self.waiting)
-        return list(found)
+            found.update(c.program for c in group.contenders or () if c.likely)
+            if not group.fitted:
+                unknown += [program for program in group.waiting if program not in found]
+        sure, rest = Outlook.of(found), Outlook.of(unknown)
+        return Outlook(
+            sure.programs + round(TYPICAL_PROGRAMS * rest.programs),
+            sure.seconds + TYPICAL_SECONDS * rest.seconds,
+        )
 
     def _pick(self) -> Program | None:
         # Seeds of all groups first: they are cheap, and everything else follows from them.
@@ -192,38 +218,46 @@ class Contenders(Search):
             # Too little is known to leave anything out: the cheapest, unless verdicts are on the way.
             if any(program in self._in_flight for program in group.waiting):
                 return []
-            found = (Contender(math.inf, -expected_compile_seconds(p), p) for p in group.waiting)
+            found = (Contender(math.inf, -expected_compile_seconds(p), p, True) for p in group.waiting)
             return sorted(found, key=lambda c: c.minus_seconds)[-1:]
+        group.fitted = True
         outer = _least_outer_cycles(group.known.values())
-        found = (
-            Contender(
-                self._gain(program, trials, surrogate, outer), -expected_compile_seconds(program), program
-            )
-            for program, trials in group.waiting.items()
-        )
-        return sorted((c for c in found if c.gain > WORTH_A_COMPILE), key=lambda c: c[:2])
+        hoped = self._hoped(group, surrogate, outer)
+        contenders = []
+        for program, trials in group.waiting.items():
+            least = (*outer, round(surrogate.least_cycles(program)))
+            latencies = [(trial.key, self._latency(trial, least)) for trial in trials]
+            gain = max(1.0 - latency / self._best.get(key, math.inf) for key, latency in latencies)
+            if gain > WORTH_A_COMPILE:
+                likely = any(latency < hoped[key] * (1 - WORTH_A_COMPILE) for key, latency in latencies)
+                seconds = expected_compile_seconds(program)
+                contenders.append(Contender(gain, -seconds, program, likely))
+        return sorted(contenders, key=lambda c: c[:2])
 
-    def _gain(
-        self, program: Program, trials: list[Trial], surrogate: Surrogate, outer: tuple[int, ...]
-    ) -> float:
-        """The share by which a program may at best be faster than the best known, on any of its keys."""
-        least = (*outer, round(surrogate.least_cycles(program)))
-        return max(
-            1.0 - self._latency(trial, least) / self._best.get(trial.key, math.inf) for trial in trials
-        )
+    def _hoped(self, group: _Group, surrogate: Surrogate, outer: tuple[int, ...]) -> dict[object, float]:
+        """By key, the best latency that is known or, if the surrogate is right, will be."""
+        hoped: dict[object, float] = {}
+        for program, trials in group.waiting.items():
+            cycles = (*outer, round(surrogate.cycles(program)))
+            for trial in trials:
+                best = hoped.get(trial.key, self._best.get(trial.key, math.inf))
+                hoped[trial.key] = min(best, self._latency(trial, cycles))
+        return hoped
 
 
 @dataclasses.dataclass
 class _Group:
     """Programs of one layout of heads and one setting, of every page size: one surrogate serves them.
 
-    contenders: as ranked after the last verdict, None where a verdict came since.
+    contenders: as ranked after the last verdict, None where a verdict came since. fitted: whether there was
+    enough to rank them by.
     """
 
     waiting: dict[Program, list[Trial]]
     known: dict[Program, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     seeds: list[Program] = dataclasses.field(default_factory=list)
     contenders: list[Contender] | None = None
+    fitted: bool = False
 
 
 def _heads(program: Program) -> tuple[Layout, Settings]:

@@ -15,7 +15,7 @@ from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
 from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
-from autotune.search import Contenders, Exhaustive, Search
+from autotune.search import Contenders, Exhaustive, Outlook, Search
 from autotune.store import Store
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
@@ -39,9 +39,9 @@ class Summary:
 
 
 class Progress(Protocol):
-    """Told of each program that has its verdict, with those that may still be compiled."""
+    """Told of each program that has its verdict, with what is left after it."""
 
-    def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None: ...
+    def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
 
 
 def load(folder: Path, request: Request, store: Store | None) -> Plan:
@@ -140,7 +140,7 @@ def run(
             for program, implied in search.tell(task.program, verdict).items():
                 record((trial, implied) for trial in plan.waiting[program])
                 summary.implied += 1
-            progress.advance(task, verdict, search.prospects())
+            progress.advance(task, verdict, search.outlook())
     summary.left_out = len(search.waiting)
     return summary
 

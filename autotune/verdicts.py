@@ -8,6 +8,7 @@ from autotune import space, sweep
 from autotune.kernel.problem import Program
 from autotune.progress import CompileProgress
 from autotune.results import Tools
+from autotune.search import Outlook
 from autotune.store import Store, default_path
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
@@ -51,10 +52,10 @@ def compile_all(
         under_way.add(program)
         return Task(generation.name, program)
 
-    with CompileProgress(waiting, at_once) as progress, CompilePool(at_once, timeout) as pool:
+    with CompileProgress(Outlook.of(waiting), at_once) as progress, CompilePool(at_once, timeout) as pool:
         for task, verdict in pool.run(next_task):
             verdicts[task.program] = verdict
             store.put(generation.name, tools, task.program, verdict)
             under_way.discard(task.program)
-            progress.advance(task, verdict, [*waiting, *under_way])
+            progress.advance(task, verdict, Outlook.of([*waiting, *under_way]))
     return verdicts

@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.tpu.compiler",),
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     ("autotune.winners", "autotune.workers"),
-    ("autotune.incumbents", "autotune.progress"),
+    ("autotune.incumbents",),
     (
         "autotune.scoreboard",
         "autotune.merge",
@@ -30,7 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.plan", "autotune.surrogate", "autotune.store", "autotune.tables"),
     ("autotune.search",),
-    ("autotune.calibrate",),
+    ("autotune.calibrate", "autotune.progress"),
     (
         "autotune.sweep",
         "autotune.emit",

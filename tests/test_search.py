@@ -124,7 +124,7 @@ def test_a_search_that_knows_everything_worth_knowing_asks_for_nothing(default_p
     known = {p: (v.schedule.cycles, default_plan.waiting[p]) for p, v in done.items() if v.schedule}
     waiting = {p: trials for p, trials in default_plan.waiting.items() if p not in done}
     again = Contenders(waiting, known, search_for(request(), default_plan)._latency)  # type: ignore[attr-defined]
-    assert again.prospects() == []
+    assert again.outlook() == (0, 0.0)
     assert again.next() is None
 
 

@@ -239,7 +239,7 @@ def _run(
     from autotune.progress import CompileProgress
 
     try:
-        with CompileProgress(search.prospects(), jobs) as progress:
+        with CompileProgress(search.outlook(), jobs) as progress:
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
         again = shlex.join(["autotune", *sys.argv[1:]])
