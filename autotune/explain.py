@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from autotune.calibrate import current
 from autotune.cost import latency_seconds
 from autotune.errors import UsageError
 from autotune.kernel import workload
@@ -142,13 +143,15 @@ def program(explanation: Explanation, blocks: BlockSizes) -> Program:
 def cost(explanation: Explanation, blocks: BlockSizes, verdict: Compiled) -> Cost:
     """What a pair costs on the call, given what the compiler says of its program.
 
-    The model is of one block of heads; heads in several blocks run one after the other.
+    The model, with the user's calibration of the device where there is one, is of one block of heads; heads
+    in several blocks run one after the other.
     """
     problem = explanation.problem
     if verdict.schedule is None:
         return Cost(blocks, verdict, None)
     heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
     assert heads is not None
+    calibration = current(explanation.generation)
     block = dataclasses.replace(problem, num_q_heads=heads[0], num_kv_heads=heads[1])
     seconds = {
         name: (problem.num_kv_heads // heads[1])
@@ -158,6 +161,7 @@ def cost(explanation: Explanation, blocks: BlockSizes, verdict: Compiled) -> Cos
             blocks,
             workload.generate(name, problem),
             verdict.schedule.cycles,
+            calibration,
         )
         for name in workload.GENERATORS
     }
