@@ -1,0 +1,121 @@
+"""`autotune sweep` against the loop that users write today, in one run.
+
+    python bench/naive_sweep.py
+
+Naive: in one process, for every key and every candidate, jit, lower and compile at the key's own shape. Ours:
+`autotune sweep` with its defaults, from an empty store. Both have the same eight keys of two layouts and the
+same candidates; the naive loop also reads the schedule, so that it can name a winner by the same model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from autotune import results, winners
+from autotune.kernel.problem import TableKey
+
+KEYS = tuple(
+    TableKey("bfloat16", "bfloat16", q_heads, kv_heads, 128, page_size, tokens, 2048)
+    for q_heads, kv_heads, page_size in ((4, 1, 64), (8, 2, 128))
+    for tokens in (512, 1024, 2048, 4096)
+)
+TARGET = "v6e"
+
+_NAIVE = """
+import json, math, os, sys, tempfile
+from pathlib import Path
+from autotune.kernel.problem import NO_SETTINGS, TableKey
+from autotune.tpu import chips
+from autotune.tpu.compiler import KERNEL_NAME, environment, target_device
+dump = Path(tempfile.mkdtemp())
+os.environ.update(environment(dump))
+import jax
+from jax.sharding import SingleDeviceSharding
+from autotune import space
+from autotune.cost import latency_seconds
+from autotune.incumbents import incumbent
+from autotune.kernel import workload
+from autotune.kernel.rpa import abstract_arguments, kernel_call
+from autotune.tpu.schedule import read_schedule
+
+generation = chips.by_name(sys.argv[1])
+device = target_device(generation.topology_name)
+best, compiles = [], 0
+for key in map(TableKey._make, json.loads(sys.argv[2])):
+    problem, latencies = key.canonical_problem(), {}
+    batches = [workload.generate(name, problem) for name in workload.GENERATORS]
+    arguments = abstract_arguments(problem, 1024, SingleDeviceSharding(device))
+    now = [blocks for blocks in incumbent(generation, key) if blocks]
+    for blocks in space.candidates(problem, incumbents=now):
+        with jax.default_device(device):
+            jax.jit(kernel_call(blocks, NO_SETTINGS)).trace(*arguments).lower().compile()
+        compiles += 1
+        cycles = read_schedule(dump, KERNEL_NAME).cycles
+        for path in dump.iterdir():
+            path.unlink()
+        logs = [math.log(latency_seconds(generation, problem, blocks, b, cycles)) for b in batches]
+        latencies[blocks] = sum(logs) / len(logs)
+    best.append(min(latencies, key=latencies.get))
+print(json.dumps([compiles, best]))
+"""
+
+
+def naive() -> tuple[float, int, list[tuple[int, int]]]:
+    start = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", _NAIVE, TARGET, json.dumps(KEYS)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr[-3000:])
+    compiles, best = json.loads(done.stdout)
+    return time.perf_counter() - start, compiles, [tuple(blocks) for blocks in best]
+
+
+def ours(folder: Path) -> tuple[float, int, list[tuple[int, int]]]:
+    shapes = [
+        argument
+        for key in KEYS
+        for argument in (
+            "--shape",
+            f"q_heads={key[2]},kv_heads={key[3]},head_dim=128,page_size={key.page_size},"
+            f"max_num_batched_tokens={key.max_num_batched_tokens},max_model_len={key.max_model_len}",
+        )
+    ]
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "autotune", "sweep", "--target", TARGET, *shapes, "--out", str(folder / "r")],
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=True,
+    )
+    seconds = time.perf_counter() - start
+    frame = results.read(folder / "r")
+    lines = winners.choose(winners.scores(frame))
+    best = dict(zip(winners.keys_of(lines), winners.blocks_of(lines), strict=True))
+    compiles = frame.drop_duplicates(["page_size", *results.BLOCK_COLUMNS])["compile_seconds"].notna().sum()
+    return seconds, int(compiles), [tuple(best[key]) for key in KEYS]
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        our_seconds, our_compiles, our_best = ours(Path(scratch))
+    naive_seconds, naive_compiles, naive_best = naive()
+    print(f"naive loop      {naive_seconds:7.1f} s  {naive_compiles:4} compiles")
+    print(f"autotune sweep  {our_seconds:7.1f} s  {our_compiles:4} compiles")
+    same = sum(a == b for a, b in zip(naive_best, our_best, strict=True))
+    print(
+        f"{naive_seconds / our_seconds:.1f} times less wall time; the same winner on {same} of {len(KEYS)} keys"
+    )
+    if same < len(KEYS):
+        print(f"naive: {naive_best}\nours:  {our_best}")
+
+
+if __name__ == "__main__":
+    main()
