@@ -74,7 +74,7 @@ class StoppingRule(NamedTuple):
     max_seconds: float = 10.0
 
     def precise(self, samples: Sequence[float]) -> bool:
-        """Whether the samples say enough; checking after every round makes the interval a little optimistic."""
+        """Whether the samples say enough; asking after every round makes the interval a bit optimistic."""
         return len(samples) >= FEWEST_SAMPLES and median(samples).precision <= self.precision
 
     def done(self, samples: Sequence[float], seconds: float) -> bool:
