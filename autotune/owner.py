@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,9 @@ class Owner:
         self._running: BlockSizes | None = None
         self._log = tempfile.TemporaryFile(prefix="autotune-device-")  # noqa: SIM115
         ours, theirs = socket.socketpair()
+        # A process that hangs does not read either: an executable fills the socket's buffer.
+        limit = struct.pack("ll", int(run_timeout), int(run_timeout % 1 * 1e6))
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "autotune.tpu.session", str(theirs.fileno()), platform],
@@ -128,6 +132,11 @@ class Owner:
     def pid(self) -> int:
         """Of the process that holds the device."""
         return self._process.pid
+
+    @property
+    def running(self) -> BlockSizes | None:
+        """The candidate that the process said it would run next."""
+        return self._running
 
     def prepare(
         self,
@@ -175,6 +184,8 @@ class Owner:
         self._running = told.blocks if isinstance(told, session.Load) else None
         try:
             self._connection.send(told)
+        except BlockingIOError:
+            raise self._hangs(self._run_timeout) from None
         except OSError:
             raise self._died() from None
         return self._answer(self._run_timeout)

@@ -7,6 +7,7 @@ with p = 1/2, whatever the samples' distribution is.
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ class Median(NamedTuple):
         return (self.high - self.low) / 2 / self.median if self.median > 0 else math.inf
 
 
+@functools.cache
 def interval_rank(count: int, confidence: float = CONFIDENCE) -> int:
     """k, such that the k-th smallest and the k-th largest of `count` samples hold the true median.
 
@@ -67,11 +69,13 @@ class StoppingRule(NamedTuple):
     """When a candidate's timing is done.
 
     precision: half the interval's width over the median that is good enough. max_seconds: of timing one
-    candidate on one workload, after which what there is counts.
+    candidate on one workload, after which what there is counts. max_samples: the same; more would only tell
+    how the device drifts.
     """
 
     precision: float = 0.01
     max_seconds: float = 10.0
+    max_samples: int = 1000
 
     def precise(self, samples: Sequence[float]) -> bool:
         """Whether the samples say enough; asking after every round makes the interval a bit optimistic."""
@@ -79,7 +83,8 @@ class StoppingRule(NamedTuple):
 
     def done(self, samples: Sequence[float], seconds: float) -> bool:
         """seconds: spent on these samples so far."""
-        return self.precise(samples) or (seconds >= self.max_seconds and len(samples) > 0)
+        enough = seconds >= self.max_seconds or len(samples) >= self.max_samples
+        return self.precise(samples) or (enough and len(samples) > 0)
 
 
 def interleaved(items: Iterable[T], repeats: int, rng: random.Random) -> list[T]:

@@ -76,6 +76,7 @@ def test_stops_when_precise_or_out_of_time() -> None:
     assert not rule.done(noisy, 1.9)
     assert rule.done(noisy, 2.0)
     assert not rule.done([], 5.0)  # no sample is never a result
+    assert rule.done(noisy * 50, 0.0)  # a thousand samples say what there is to say
 
 
 def test_one_percent_noise_needs_few_samples() -> None:
