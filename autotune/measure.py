@@ -60,7 +60,11 @@ class Job:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of a candidate on one workload. seconds: every timing; of them, `found` is the median."""
+    """What came of a candidate on one workload.
+
+    seconds: every timing; of them, `found` is the median. compiled_here: its executable did not load, and the
+    process that holds the chip compiled one itself.
+    """
 
     blocks: BlockSizes
     workload: Workload
@@ -70,6 +74,7 @@ class Result:
     seconds: tuple[float, ...] = ()
     found: Median | None = None
     timer: str | None = None
+    compiled_here: bool = False
     needed_bytes: int | None = None
     limit_bytes: int | None = None
     compile_seconds: float | None = None
@@ -116,6 +121,7 @@ class Slot:
         self.chip = chip
         self._start = start
         self._device: Device | None = None
+        self._closed = False
 
     def device(self) -> Device:
         """The device.
@@ -125,6 +131,8 @@ class Slot:
         """
         said = ""
         for _ in range(START_ATTEMPTS):
+            if self._closed:
+                raise MachineError(f"chip {self.chip} was given back")
             if self._device is not None:
                 return self._device
             try:
@@ -143,7 +151,8 @@ class Slot:
         self._device = None
 
     def close(self) -> None:
-        """Free the chip."""
+        """Free the chip, for good."""
+        self._closed = True
         if self._device is not None:
             self._device.close()
             self._device = None
@@ -159,6 +168,7 @@ class _Entry:
     spent: dict[int, float] = dataclasses.field(default_factory=dict)
     timer: str | None = None
     loaded: bool = False
+    compiled_here: bool = False
 
 
 class KeyTiming:
@@ -236,7 +246,7 @@ class KeyTiming:
                 if loaded.status != "ok":
                     del self._active[blocks]
                     yield from self._give_up(blocks, entry, loaded.status, loaded.error)
-                entry.loaded = True
+                entry.loaded, entry.compiled_here = True, loaded.compiled
         for workload in range(len(self._job.workloads)):
             names = [blocks for blocks, entry in self._active.items() if workload in entry.remaining]
             if names:
@@ -289,7 +299,14 @@ class KeyTiming:
         self._medians.setdefault(blocks, {})[self._job.workloads[workload].fingerprint] = found
         seconds = entry.executable.verdict.seconds
         return self._result(
-            blocks, workload, "ok", seconds=samples, found=found, timer=entry.timer, compile_seconds=seconds
+            blocks,
+            workload,
+            "ok",
+            seconds=samples,
+            found=found,
+            timer=entry.timer,
+            compiled_here=entry.compiled_here,
+            compile_seconds=seconds,
         )
 
     def _result(self, blocks: BlockSizes, workload: int, status: str, **values: Any) -> Result:

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Self
 
-from autotune.kernel.problem import Program
+from autotune.kernel.problem import Program, TableKey
+from autotune.measure import Result
 from autotune.space import expected_compile_seconds
 from autotune.tpu.compiler import Compiled
 from autotune.workers import Task
@@ -30,7 +31,7 @@ class CompileProgress:
         self._jobs = jobs
         self._done = 0.0  # expected seconds of the programs that are compiled
         self._left = 0.0  # and of those that may still be
-        self._count = self._programs = 0
+        self._count = self._programs = self._timings = 0
         self._statuses: Counter[str] = Counter()
         self._start = self._logged = time.monotonic()
         self._bar = tqdm(
@@ -68,6 +69,11 @@ class CompileProgress:
         self._expect(left)
         self._show()
 
+    def timed(self, key: TableKey, result: Result) -> None:
+        """One more candidate has its timing on a workload, or will have none."""
+        self._timings += 1
+        self._show()
+
     def _expect(self, prospects: Iterable[Program]) -> None:
         programs = list(prospects)
         self._programs = self._count + len(programs)
@@ -78,13 +84,15 @@ class CompileProgress:
         text = f"{self._count}/{self._programs} compiled" + (
             f", {failed} do not fit or fail" if failed else ""
         )
+        if self._timings:
+            text += f", {self._timings} timings"
         left = f"about {duration(self.seconds_left)} left"
         if not self._bar.disable:
             self._bar.set_description_str(text, refresh=False)
             self._bar.set_postfix_str(left, refresh=False)
             self._bar.n = round(self._done / (self._done + self._left), 3) if self._count else 0
             self._bar.refresh()
-        elif self._count and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
+        elif (self._count or self._timings) and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             print(f"{text}, {left}", file=sys.stderr, flush=True)
 

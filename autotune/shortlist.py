@@ -25,21 +25,20 @@ _NOTHING = 1e-12  # seconds
 class Shortlist:
     """The candidates of a key that compile, and how many of them to time.
 
-    ranking: by predicted latency, the fastest first. always: timed whatever the prediction says, which are
-    the values that a look-up gives today. top: how many of the ranking to time at first; None for the
-    default; all of them if exhaustive.
+    ranking: by predicted latency, the fastest first. always: timed whatever the prediction says, or without
+    one: the values that a look-up gives today. top: how many of the ranking to time at first; None for the
+    default; all of them if exhaustive. widens: whether more are timed where the clock disagrees.
     """
 
     ranking: tuple[BlockSizes, ...]
     always: tuple[BlockSizes, ...] = ()
     top: int | None = None
     exhaustive: bool = False
+    widens: bool = True
 
     def first(self) -> list[BlockSizes]:
         """The candidates to time at first, in the order in which to compile them."""
-        known = set(self.ranking)
-        wanted = [*self.ranking[: self._top()], *(blocks for blocks in self.always if blocks in known)]
-        return list(dict.fromkeys(wanted))
+        return list(dict.fromkeys([*self.ranking[: self._top()], *self.always]))
 
     def _top(self) -> int:
         if self.exhaustive:
@@ -55,7 +54,7 @@ class Shortlist:
         """
         tried = set(tried)
         rest = [blocks for blocks in self.ranking if blocks not in tried]
-        if not rest or self.trusted(timed):
+        if not self.widens or not rest or self.trusted(timed):
             return []
         return rest[: max(LEAST_TOP, self._top()) // 2]
 

@@ -40,12 +40,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.calibrate",),
     (
         "autotune.sweep",
+        "autotune.known",
         "autotune.emit",
         "autotune.show",
         "autotune.check",
         "autotune.diff",
         "autotune.explain",
     ),
+    ("autotune.device_sweep",),
     (
         "autotune.commit",
         "autotune.verdicts",

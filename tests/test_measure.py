@@ -105,6 +105,7 @@ def test_every_candidate_is_timed_on_every_workload() -> None:
         assert result.found is not None and len(result.seconds) >= 1
         assert result.found.median == statistics.median(result.seconds)
         assert min(result.seconds) <= result.found.low <= result.found.high <= max(result.seconds)
+        assert not result.compiled_here
     assert len(cpu.started) == 1
 
 
@@ -155,6 +156,7 @@ def test_a_candidate_that_kills_the_device_once_is_timed_all_the_same() -> None:
     with Signaller(cpu, BLOCKS[1], signal.SIGKILL, times=1):
         found = time_key(cpu.slot, job(), executables())
     assert statuses(found) == {blocks: {"ok"} for blocks in BLOCKS}
+    assert {r.blocks for r in found if r.compiled_here} <= {BLOCKS[1]}  # the second attempt
     assert len(cpu.started) == 2
     assert len(found) == len(BLOCKS) * len(BATCHES)  # each exactly once
 

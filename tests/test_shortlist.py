@@ -17,9 +17,9 @@ def exact(*values: float) -> dict[BlockSizes, Median]:
 
 
 def test_first_are_the_predicted_best_and_todays_values() -> None:
-    absent = BlockSizes(128, 32)  # today's value, which does not compile here
-    shortlist = Shortlist(RANKING, (RANKING[9], RANKING[1], absent))
-    assert shortlist.first() == [*RANKING[:4], RANKING[9]]
+    unranked = BlockSizes(128, 32)  # today's value, which the model gave no chance
+    shortlist = Shortlist(RANKING, (RANKING[9], RANKING[1], unranked))
+    assert shortlist.first() == [*RANKING[:4], RANKING[9], unranked]
     assert Shortlist(RANKING, top=2).first() == list(RANKING[:2])
     assert Shortlist(RANKING * 1, exhaustive=True, top=2).first() == list(RANKING)
     assert len(Shortlist(tuple(BlockSizes(p, 32) for p in range(1, 41))).first()) == 10
@@ -54,6 +54,7 @@ def test_wider_when_all_failed_and_never_past_the_end() -> None:
     shortlist = Shortlist(RANKING[:6])
     assert shortlist.wider(RANKING[:4], {}) == [RANKING[4], RANKING[5]]
     assert shortlist.wider(RANKING[:6], {}) == []
+    assert Shortlist(RANKING[:6], widens=False).wider(RANKING[:4], {}) == []
 
 
 def test_geometric_mean() -> None:

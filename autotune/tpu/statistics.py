@@ -69,8 +69,8 @@ class StoppingRule(NamedTuple):
     """When a candidate's timing is done.
 
     precision: half the interval's width over the median that is good enough. max_seconds: of timing one
-    candidate on one workload, after which what there is counts. max_samples: the same; more would only tell
-    how the device drifts.
+    candidate on one workload, after which what there is counts, once there is an interval, or after five
+    times as long. max_samples: enough whatever their interval; more would only tell how the device drifts.
     """
 
     precision: float = 0.01
@@ -83,8 +83,9 @@ class StoppingRule(NamedTuple):
 
     def done(self, samples: Sequence[float], seconds: float) -> bool:
         """seconds: spent on these samples so far."""
-        enough = seconds >= self.max_seconds or len(samples) >= self.max_samples
-        return self.precise(samples) or (enough and len(samples) > 0)
+        if len(samples) < FEWEST_SAMPLES:
+            return len(samples) > 0 and seconds >= 5 * self.max_seconds
+        return seconds >= self.max_seconds or len(samples) >= self.max_samples or self.precise(samples)
 
 
 def interleaved(items: Iterable[T], repeats: int, rng: random.Random) -> list[T]:

@@ -75,7 +75,8 @@ def test_stops_when_precise_or_out_of_time() -> None:
     noisy = [80.0, 120.0] * 10
     assert not rule.done(noisy, 1.9)
     assert rule.done(noisy, 2.0)
-    assert not rule.done([], 5.0)  # no sample is never a result
+    assert not rule.done([], 50.0)  # no sample is never a result
+    assert not rule.done([80.0, 120.0], 2.0) and rule.done([80.0, 120.0], 10.0)
     assert rule.done(noisy * 50, 0.0)  # a thousand samples say what there is to say
 
 
