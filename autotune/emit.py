@@ -72,6 +72,12 @@ def read(
       UsageError: the folder cannot be read, or holds no candidate that is ok; the base is of another dialect.
     """
     frame = results.read(folder, winners.READ_COLUMNS)
+    if interpreted := int((frame["source"] == results.INTERPRETED).sum()):
+        raise UsageError(
+            f"results folder {str(folder)!r} holds {interpreted} interpreted rows, which show that the "
+            "kernel is right, not how fast it is: no table is made of such a folder; sweep into another one, "
+            "on a TPU, or for a --target without one"
+        )
     if target is not None:
         frame = frame[frame["target"] == target].reset_index(drop=True)
     scored = winners.scores(frame)

@@ -106,7 +106,7 @@ def make_plan(
     plan = Plan([], {}, {}, {}, 0, 0, 0)
     for key in dict.fromkeys(request.keys):
         problem = key.canonical_problem(request.max_num_seqs)
-        workloads = tuple(_workload(w, key, problem, request.seed) for w in request.workloads)
+        workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
         plan.incumbents[key] = now = incumbent(request.generation, key, published)
         incumbents = [blocks for blocks in now if blocks]
         for blocks in space.candidates(problem, request.kv_pages, request.queries, incumbents):
@@ -137,7 +137,8 @@ def make_plan(
     return plan
 
 
-def _workload(wanted: str | Workload, key: TableKey, problem: Problem, seed: int) -> Workload:
+def workload_of(wanted: str | Workload, key: TableKey, problem: Problem, seed: int) -> Workload:
+    """A workload of a request, at a key's problem; raises UsageError where it does not fit."""
     batch = workload.generate(wanted, problem, seed) if isinstance(wanted, str) else wanted
     if misfit := batch.misfit(problem):
         raise UsageError(f"workload {batch.name!r} does not fit the key {tuple(key)}: {misfit}")
@@ -183,7 +184,7 @@ def _known(
     verdicts: dict[Program, Compiled] = {}
     if frame is None:
         return recorded, verdicts
-    mine = (frame["target"] == request.generation.name) & (frame["source"] != results.INTERPRETED)
+    mine = (frame["target"] == request.generation.name) & (frame["source"] == results.MODELLED)
     for name, value in dataclasses.asdict(tools).items():
         mine &= frame[name].isna() if value is None else frame[name] == value
     for line in _cleaned(results.rows_of(frame[mine])):

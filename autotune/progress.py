@@ -8,6 +8,8 @@ from collections import Counter
 from types import TracebackType
 from typing import Self
 
+from autotune.kernel.problem import TableKey
+from autotune.measure import Result
 from autotune.search import Outlook
 from autotune.space import expected_compile_seconds
 from autotune.tpu.compiler import Compiled
@@ -29,7 +31,7 @@ class CompileProgress:
         self._jobs = jobs
         self._done = 0.0  # expected seconds of the programs that are compiled
         self._left = 0.0  # and of those that may still be
-        self._count = self._programs = 0
+        self._count = self._programs = self._timings = 0
         self._statuses: Counter[str] = Counter()
         self._start = self._logged = time.monotonic()
         self._bar = tqdm(
@@ -71,18 +73,25 @@ class CompileProgress:
         self._programs = self._count + outlook.programs
         self._left = outlook.seconds
 
+    def timed(self, key: TableKey, result: Result) -> None:
+        """One more candidate has its timing on a workload, or will have none."""
+        self._timings += 1
+        self._show()
+
     def _show(self) -> None:
         failed = self._count - self._statuses["ok"]
         text = f"{self._count}/{self._programs} compiled" + (
             f", {failed} do not fit or fail" if failed else ""
         )
+        if self._timings:
+            text += f", {self._timings} timings"
         left = f"about {duration(self.seconds_left)} left"
         if not self._bar.disable:
             self._bar.set_description_str(text, refresh=False)
             self._bar.set_postfix_str(left, refresh=False)
             self._bar.n = round(self._done / (self._done + self._left), 3) if self._count else 0
             self._bar.refresh()
-        elif self._count and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
+        elif (self._count or self._timings) and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
             print(f"{text}, {left}", file=sys.stderr, flush=True)
 

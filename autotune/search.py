@@ -79,6 +79,10 @@ class Search(abc.ABC):
         return implied
 
     @abc.abstractmethod
+    def prospects(self) -> set[Program]:
+        """Programs that would be compiled if no verdict changed anything, those under way included."""
+
+    @abc.abstractmethod
     def outlook(self) -> Outlook:
         """What is still to be compiled, what is under way included, as far as can be told now."""
 
@@ -110,6 +114,9 @@ class Exhaustive(Search):
             if (program := self._order.pop()) in self.waiting:
                 return program
         return None
+
+    def prospects(self) -> set[Program]:
+        return set(self.waiting)
 
     def outlook(self) -> Outlook:
         return Outlook.of(self.waiting)
@@ -159,6 +166,14 @@ class Contenders(Search):
                 self._improve(trials, cycles)
         for group in self._groups.values():
             group.seeds = seeds(group.waiting, SEEDS - len(group.known))
+
+    def prospects(self) -> set[Program]:
+        found = {p for p in (*self._in_flight, *self._wanted) if p in self.waiting}
+        for group in self._groups.values():
+            self._contender(group)
+            found.update(p for p in group.seeds if p in self.waiting)
+            found.update(c.program for c in group.contenders or ())
+        return found
 
     def outlook(self) -> Outlook:
         found = {p for p in (*self._in_flight, *self._wanted) if p in self.waiting}

@@ -29,6 +29,9 @@ class Summary:
     statuses: candidates newly recorded, by status. compiled: programs compiled. shared: compiles saved, as
     other keys have the same program. implied: programs that overflow as a smaller one does. left_out:
     programs that could not win a key.
+
+    Of a sweep on a device: timings, candidates newly timed, by status and once a workload; clocks, what timed
+    them; compiled_here, those whose executable did not load.
     """
 
     statuses: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -36,6 +39,9 @@ class Summary:
     shared: int = 0
     implied: int = 0
     left_out: int = 0
+    timings: Counter[str] = dataclasses.field(default_factory=Counter)
+    clocks: Counter[str] = dataclasses.field(default_factory=Counter)
+    compiled_here: int = 0
 
 
 class Progress(Protocol):
@@ -115,7 +121,7 @@ def run(
     def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
         rows = []
         for trial, verdict in settled:
-            made = list(_rows(request.generation, trial, verdict, tools, calibration))
+            made = list(model_rows(request.generation, trial, verdict, tools, calibration))
             summary.statuses[made[0]["status"]] += 1
             rows += made
         results.append(folder, rows)
@@ -145,14 +151,14 @@ def run(
     return summary
 
 
-def _rows(
+def model_rows(
     generation: Generation,
     trial: Trial,
     verdict: Compiled,
     tools: results.Tools,
     calibration: Calibration,
 ) -> Iterator[dict[str, Any]]:
-    """The rows of one candidate of one key, a row a workload."""
+    """The modelled rows of one candidate of one key, a row a workload."""
     compiled = verdict.schedule
     if compiled:
         overflow = space.smem_overflow(generation, trial.problem, trial.program, compiled.smem_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import queue
@@ -15,13 +16,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import pebble
 
 from autotune.kernel.problem import Program
 from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, compile_program, environment, first_line
+from autotune.tpu.compiler import Compiled, clear, compile_program, environment, first_line
+from autotune.tpu.executable import Call, Executable, compile_ahead
 
 ATTEMPTS = 2
 MAX_LOG_TAIL = 4096
@@ -77,38 +79,57 @@ class CompilePool:
 
         A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
         """
-        done: queue.SimpleQueue[tuple[Task, int, Future[Compiled]]] = queue.SimpleQueue()
-
-        def schedule(task: Task, attempt: int) -> None:
-            future = self._pool.schedule(_compile, args=[task], timeout=self._timeout)
-            future.add_done_callback(lambda finished: done.put((task, attempt, finished)))
-
+        done: queue.SimpleQueue[tuple[Task, Compiled]] = queue.SimpleQueue()
         pending = 0
         while True:
             # One more than there are workers, so that none waits while the parent writes rows.
             while pending <= self._jobs and (task := next_task()):
-                schedule(task, 1)
+                self.submit(task, functools.partial(_put, done, task))
                 pending += 1
             if not pending:
                 return
-            task, attempt, future = done.get()
+            verdict = done.get()
+            pending -= 1
+            yield verdict
+
+    def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
+        """Compile a program after those submitted before; `then` is called with its verdict, in a thread."""
+        self._start(_compile, task, then, lambda verdict: verdict)
+
+    def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
+        """Compile a candidate that another process is to run; else as `submit`."""
+        self._start(_compile_ahead, call, then, lambda verdict: Executable(verdict=verdict))
+
+    def _start(
+        self,
+        work: Callable[[Any], Any],
+        task: Any,
+        then: Callable[[Any], None],
+        failed: Callable[[Compiled], Any],
+        attempt: int = 1,
+    ) -> None:
+        def finished(future: Future[Any]) -> None:
+            if future.cancelled():  # the pool was stopped
+                return
             try:
-                verdict = future.result()
+                result = future.result()
             except TimeoutError:
                 verdict = Compiled(
                     status="timeout",
                     error=f"the compile took more than --compile-timeout {self._timeout:g} s",
                     seconds=self._timeout,
                 )
+                result = failed(verdict)
             except pebble.ProcessExpired as expired:
                 if attempt < ATTEMPTS:
-                    schedule(task, attempt + 1)
-                    continue
-                verdict = Compiled(status="crashed", error=self._last_words(expired))
+                    self._start(work, task, then, failed, attempt + 1)
+                    return
+                result = failed(Compiled(status="crashed", error=self._last_words(expired)))
             except Exception as error:  # what a worker could not turn into a verdict, such as no libtpu
-                verdict = Compiled(status="compile_error", error=first_line(error))
-            pending -= 1
-            yield task, verdict
+                result = failed(Compiled(status="compile_error", error=first_line(error)))
+            then(result)
+
+        self._pool.schedule(work, args=[task], timeout=self._timeout).add_done_callback(finished)
 
     def _last_words(self, expired: pebble.ProcessExpired) -> str:
         """How a worker ended, with the last line that it or libtpu wrote."""
@@ -122,6 +143,10 @@ class CompilePool:
             if said := [line.strip() for line in lines if line.strip().isprintable() and line.strip()]:
                 text += f": {said[-1][:200]}"
         return text
+
+
+def _put(done: queue.SimpleQueue[tuple[Task, Compiled]], task: Task, verdict: Compiled) -> None:
+    done.put((task, verdict))
 
 
 def _start_worker(folder: str, parent: int) -> None:
@@ -146,5 +171,15 @@ def _leave_with_parent(folder: str, parent: int) -> None:
 
 
 def _compile(task: Task) -> Compiled:
-    dump_folder = Path(os.environ["LIBTPU_INIT_ARGS"].split("--xla_jf_dump_to=")[1].split()[0])
-    return compile_program(chips.by_name(task.target), task.program, dump_folder)
+    return compile_program(chips.by_name(task.target), task.program, _dump_folder())
+
+
+def _compile_ahead(call: Call) -> Executable:
+    try:
+        return compile_ahead(call)
+    finally:
+        clear(_dump_folder())
+
+
+def _dump_folder() -> Path:
+    return Path(os.environ["LIBTPU_INIT_ARGS"].split("--xla_jf_dump_to=")[1].split()[0])

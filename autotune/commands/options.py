@@ -52,6 +52,20 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+class Percent(click.ParamType[float]):
+    """A share as a percentage, 1% or 0.5%; a fraction of one inside."""
+
+    name = "PERCENT"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, float):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", value.strip())
+        if not match or not 0 < float(match[1]) <= 100:
+            self.fail(f"{value!r} is not a percentage such as 1% or 0.5%", param, ctx)
+        return float(match[1]) / 100
+
+
 SHAPE_FIELDS = (
     "q_heads",
     "kv_heads",

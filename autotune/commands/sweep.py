@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import Numbers, Size, parse_shape
+from autotune.commands.options import Numbers, Percent, Size, parse_shape
 from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
 
 if TYPE_CHECKING:
+    from autotune.device_sweep import Devices
     from autotune.plan import Plan, Request
     from autotune.search import Search
     from autotune.store import Store
@@ -79,12 +80,48 @@ PRESETS = ("smoke", "published")
     show_default=True,
     help="Seconds that one compile may take.",
 )
-@click.option("--exhaustive", is_flag=True, help="Compile every candidate, not only those that could win.")
-@click.option("--retry-failed", is_flag=True, help="Compile again what timed out or crashed before.")
+@click.option(
+    "--exhaustive",
+    is_flag=True,
+    help="Compile every candidate, not only those that could win; on a TPU, time all that compile.",
+)
+@click.option("--retry-failed", is_flag=True, help="Try again what timed out or crashed before.")
 @click.option(
     "--cache/--no-cache",
     default=True,
     help="Use the store of compile results that sweeps share (see autotune cache). [default: use it]",
+)
+@click.option(
+    "--interpret",
+    is_flag=True,
+    help="Run the kernel on the CPU, in an interpreter: shows that all works, times nothing. --target is the "
+    "generation to compile and predict for, v6e by default.",
+)
+@click.option(
+    "--measure-top",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Candidates of a key to time, those predicted to be the fastest; today's values always, and more "
+    "where the clock disagrees with the prediction. [default: a quarter, at least 4]",
+)
+@click.option(
+    "--precision",
+    type=Percent(),
+    default="1%",
+    show_default=True,
+    help="Time until the interval of the median is this close to it, on either side.",
+)
+@click.option(
+    "--max-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    help="The most time for one candidate on one workload. [default: 5; 0.5 with --interpret]",
+)
+@click.option(
+    "--run-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a run on the device counts as hanging.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Results folder; rows are added to it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
@@ -107,6 +144,11 @@ def command(
     exhaustive: bool,
     retry_failed: bool,
     cache: bool,
+    interpret: bool,
+    measure_top: int | None,
+    precision: float,
+    max_seconds: float | None,
+    run_timeout: float,
     out: Path | None,
     dry_run: bool,
 ) -> None:
@@ -117,11 +159,14 @@ def command(
 
     With --target, libtpu's own compiler says what fits and a cost model over its schedule predicts the
     latency. These rows say `modelled`; nothing was timed.
-    """
-    if target is None:
-        from autotune.tpu.attached import no_tpu
 
-        raise no_tpu()
+    Without --target, the candidates that are predicted to be the fastest are timed on the attached TPU, and
+    their outputs compared with the reference. These rows say `measured`.
+    """
+    from autotune.tpu import attached
+
+    if target is None and not interpret and not attached.pci_chips():
+        raise attached.no_tpu()
     if not preset and not shapes:
         raise UsageError("nothing to sweep: give --preset smoke, --preset published or a --shape")
     if out is None and not dry_run:
@@ -159,9 +204,11 @@ def command(
                 f"({_key_text(key)}), so it is swept at that padded shape",
                 err=True,
             )
+    # The TPU is asked for last: it takes seconds to start.
+    found = attached.attached() if target is None and not interpret else None
     named = workloads or tuple(workload.GENERATORS)
     request = Request(
-        generation=chips.by_name(target),
+        generation=found.generation if found else chips.by_name(target or "v6e"),
         keys=tuple(keys),
         kv_pages=kv_pages,
         queries=queries,
@@ -182,8 +229,15 @@ def command(
     if dry_run:
         return
     assert out is not None
-    summary = _run(request, plan, search, store, out, cores, compile_timeout)
-    _report(summary, plan, request, out)
+    devices = None
+    if found or interpret:
+        from autotune import device_sweep
+        from autotune.tpu.statistics import StoppingRule
+
+        rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
+        devices = device_sweep.devices(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
+    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices)
+    _report(summary, plan, request, out, devices)
 
 
 def _is_file(name: str) -> bool:
@@ -234,12 +288,15 @@ def _run(
     out: Path,
     jobs: int,
     timeout: float,
+    devices: Devices | None,
 ) -> Summary:
-    from autotune import sweep
+    from autotune import device_sweep, sweep
     from autotune.progress import CompileProgress
 
     try:
         with CompileProgress(search.outlook(), jobs) as progress:
+            if devices:
+                return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
         again = shlex.join(["autotune", *sys.argv[1:]])
@@ -247,9 +304,21 @@ def _run(
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _report(summary: Summary, plan: Plan, request: Request, out: Path) -> None:
+def _report(summary: Summary, plan: Plan, request: Request, out: Path, devices: Devices | None) -> None:
     from autotune import show
 
+    if devices:
+        counts = ", ".join(f"{count} {status}" for status, count in summary.timings.most_common()) or "none"
+        clocks = f"; by {' and '.join(summary.clocks)}" if summary.clocks else ""
+        click.echo(
+            f"newly {devices.timing.source} (a candidate on a workload each): {counts}{clocks}", err=True
+        )
+        if summary.compiled_here:
+            click.echo(
+                f"{summary.compiled_here} of them with an executable that the device compiled itself, as the "
+                "one compiled ahead did not load",
+                err=True,
+            )
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common()) or "none"
     click.echo(f"newly recorded candidates: {counts}", err=True)
     parts = [
@@ -265,7 +334,10 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Path) -> None:
     click.echo(", ".join(parts), err=True)
     seen = show.overview(out, request.generation.name)
     show.display(seen)
-    if seen.lines:
-        click.echo(f"Next: autotune emit {shlex.quote(str(out))} --allow-modelled -o tuned_block_sizes.py")
+    if devices and devices.timing.interpreted:
+        click.echo("No table can be made of this: interpreted rows show that all works, and time nothing")
+    elif seen.lines:
+        allow = "" if devices else " --allow-modelled"
+        click.echo(f"Next: autotune emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
     elif "vmem_oom" in seen.statuses:
         click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")

@@ -34,10 +34,8 @@ def compile_problem(layout: Layout, blocks: BlockSizes) -> Problem:
     )
 
 
-def kernel_call(blocks: BlockSizes | None, settings: Settings) -> Callable[..., Any]:
-    """The kernel with its static arguments filled in; without blocks it asks its own table."""
-    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
-
+def static_arguments(blocks: BlockSizes | None, settings: Settings) -> dict[str, Any]:
+    """The kernel's static arguments, by its own names; without blocks it asks its own table."""
     static: dict[str, Any] = {
         "sliding_window": settings.sliding_window,
         "soft_cap": settings.soft_cap,
@@ -48,7 +46,29 @@ def kernel_call(blocks: BlockSizes | None, settings: Settings) -> Callable[..., 
     if blocks is not None:
         static["num_kv_pages_per_block"] = blocks.num_kv_pages_per_blk
         static["num_queries_per_block"] = blocks.num_queries_per_blk
-    return functools.partial(kernel.ragged_paged_attention, **static)
+    return static
+
+
+def kernel_call(blocks: BlockSizes | None, settings: Settings) -> Callable[..., Any]:
+    """The kernel with its static arguments filled in; without blocks it asks its own table."""
+    from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
+
+    return functools.partial(kernel.ragged_paged_attention, **static_arguments(blocks, settings))
+
+
+def program_name(blocks: BlockSizes) -> str:
+    """What a candidate's program is called in a profile, where its kernel has the name of every other's."""
+    return f"rpa_p{blocks.num_kv_pages_per_blk}_q{blocks.num_queries_per_blk}"
+
+
+def named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function under another name; jax.jit calls the program 'jit_' and that name."""
+
+    def call(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
 def abstract_arguments(problem: Problem, total_num_pages: int, sharding: Any) -> tuple[Any, ...]:

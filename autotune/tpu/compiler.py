@@ -93,14 +93,14 @@ def lower(generation: Generation, program: Program) -> Any:
 
 def compile_program(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
     """The compiler's verdict on a program; its listings are read from the dump folder, then removed."""
-    _clear(dump_folder)
+    clear(dump_folder)
     start = time.perf_counter()
     try:
         lowered = lower(generation, program)
     except (ValueError, AssertionError) as error:  # how the kernel refuses static arguments
         return Compiled(status="invalid", error=first_line(error), seconds=time.perf_counter() - start)
     except Exception as error:
-        return _failed(error, time.perf_counter() - start)
+        return failed(error, time.perf_counter() - start)
     try:
         lowered.compile()
         seconds = time.perf_counter() - start
@@ -108,12 +108,13 @@ def compile_program(generation: Generation, program: Program, dump_folder: Path)
     except ListingError as error:
         return Compiled(status="compile_error", error=first_line(error), seconds=time.perf_counter() - start)
     except Exception as error:  # XlaRuntimeError, MosaicError: jax has no public class over all of them
-        return _failed(error, time.perf_counter() - start)
+        return failed(error, time.perf_counter() - start)
     finally:
-        _clear(dump_folder)
+        clear(dump_folder)
 
 
-def _failed(error: Exception, seconds: float) -> Compiled:
+def failed(error: Exception, seconds: float) -> Compiled:
+    """The verdict that an exception of the compiler amounts to."""
     message = str(error)
     for status, pattern in _OVERFLOWS:
         if match := pattern.search(message):
@@ -136,6 +137,7 @@ def first_line(error: BaseException) -> str:
     return type(error).__name__
 
 
-def _clear(folder: Path) -> None:
+def clear(folder: Path) -> None:
+    """Remove the listings that a compile left in its folder."""
     for path in folder.iterdir():
         path.unlink()

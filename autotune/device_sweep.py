@@ -1,0 +1,393 @@
+"""A sweep on a device: the schedule of every candidate, and the clock for the best of them, side by side.
+
+One queue of compiles feeds both. A key whose candidates all have their schedule becomes a job; a thread a
+chip times the jobs, one after the other, while the executables of the next jobs and then the schedules of the
+keys after them are compiled. The thread that calls `run` alone writes rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import heapq
+import itertools
+import queue
+import random
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from autotune import results
+from autotune.calibrate import current
+from autotune.kernel.inputs import pool_pages
+from autotune.kernel.interpret import cut
+from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
+from autotune.known import Known
+from autotune.measure import Executables, Job, KeyTiming, Result, Slot
+from autotune.owner import Owner
+from autotune.plan import Plan, Request, Trial, workload_of
+from autotune.search import Outlook, Search
+from autotune.shortlist import Shortlist
+from autotune.store import Store
+from autotune.sweep import Summary, model_rows, require_compiler
+from autotune.tpu.attached import Attached
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.executable import Call, Executable
+from autotune.tpu.statistics import StoppingRule
+from autotune.workers import CompilePool, Task
+
+# Jobs, beyond those that a chip is timing, whose executables are compiled already.
+JOBS_AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How a device sweep times. source: measured or interpreted. top of None: the shortlist's default."""
+
+    source: str
+    device_kind: str
+    rule: StoppingRule
+    top: int | None = None
+    exhaustive: bool = False
+
+    @property
+    def interpreted(self) -> bool:
+        return self.source == results.INTERPRETED
+
+
+class Devices(NamedTuple):
+    """What times, and how: a slot a chip."""
+
+    timing: Timing
+    slots: tuple[Slot, ...]
+
+
+def devices(
+    found: Attached | None,
+    rule: StoppingRule,
+    top: int | None,
+    exhaustive: bool,
+    run_timeout: float,
+    compile_timeout: float,
+) -> Devices:
+    """The attached TPU's chips, each with an owner of its own when it is needed; the CPU for None."""
+
+    def slot(platform: str, chip: int, num_chips: int) -> Slot:
+        return Slot(chip, lambda: Owner(platform, chip, num_chips, run_timeout, compile_timeout))
+
+    source = results.MEASURED if found else results.INTERPRETED
+    kind = found.device_kind if found else "cpu"
+    timing = Timing(source=source, device_kind=kind, rule=rule, top=top, exhaustive=exhaustive)
+    if not found:
+        return Devices(timing, (slot("cpu", 0, 1),))
+    return Devices(timing, tuple(slot("tpu", chip, found.num_chips) for chip in range(found.num_chips)))
+
+
+class Progress(Protocol):
+    """Told of each program that has its verdict, and of each candidate's timing or failure."""
+
+    def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
+
+    def timed(self, key: TableKey, result: Result) -> None: ...
+
+
+class Modelled(NamedTuple):
+    """A program has its schedule."""
+
+    task: Task
+    verdict: Compiled
+
+
+class Asked(NamedTuple):
+    """Candidates of a job are to be compiled, the first of them first."""
+
+    job: Job
+    store: Executables
+    wanted: Sequence[BlockSizes]
+
+
+class Ahead(NamedTuple):
+    """An executable has been compiled, and is in its store."""
+
+
+class Came(NamedTuple):
+    """A result of a job."""
+
+    job: Job
+    result: Result
+
+
+class Finished(NamedTuple):
+    """A job is done."""
+
+
+class Stopped(NamedTuple):
+    """A chip's thread cannot go on."""
+
+    error: BaseException
+
+
+class DeviceSweep:
+    """One run; use `run` once. All but `_work` happens in the thread that calls it, one event at a time."""
+
+    def __init__(
+        self,
+        request: Request,
+        plan: Plan,
+        search: Search,
+        store: Store | None,
+        known: Known,
+        folder: Path,
+        devices: Devices,
+        progress: Progress,
+    ) -> None:
+        self._request = request
+        self._plan = plan
+        self._search = search
+        self._store = store
+        self._calibration = current(request.generation)
+        self._known = known
+        self._folder = folder
+        self._timing, self._slots = devices
+        self._progress = progress
+        self._tools = results.Tools.installed()
+        self._summary = Summary()
+        self._events: queue.SimpleQueue[NamedTuple] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Job, Executables] | None] = queue.SimpleQueue()
+        self._number = {key: number for number, key in enumerate(request.keys)}
+        self._without_job = list(self._number)  # keys whose candidates lack schedules
+        self._programs: dict[TableKey, set[Program]] = {key: set() for key in self._number}
+        for program, trials in plan.waiting.items():
+            for trial in trials:
+                self._programs[trial.key].add(program)
+        self._ahead: list[tuple[Job, Executables]] = []  # ready, and not yet being compiled
+        self._open = 0  # jobs given out and not finished
+        self._left = len(self._number)
+        self._urgent: list[tuple[int, int, int, Call, Executables]] = []  # executables to compile, a heap
+        self._calls = itertools.count()
+
+    def run(self, pool: CompilePool, jobs: int) -> Summary:
+        """Raises MachineError when a chip cannot be taken any more."""
+        self._pool = pool
+        # One more than there are workers, so that none waits while this thread writes rows.
+        self._free = jobs + 1
+        self._record_models(self._plan.settled)
+        for slot in self._slots:
+            threading.Thread(target=self._work, args=(slot,), daemon=True, name=f"chip {slot.chip}").start()
+        try:
+            while self._left:
+                self._next()
+                self._handle([self._events.get(), *_drained(self._events)])
+        finally:
+            for slot in self._slots:
+                self._jobs.put(None)
+                slot.close()
+        self._summary.left_out = len(self._search.waiting)
+        return self._summary
+
+    def _handle(self, events: Iterable[NamedTuple]) -> None:
+        rows: list[dict[str, Any]] = []
+        stopped = None
+        for event in events:
+            if isinstance(event, Came):
+                rows.append(self._row(event.job, event.result))
+                self._summary.timings[event.result.status] += 1
+                if event.result.timer:
+                    self._summary.clocks[event.result.timer] += 1
+                self._summary.compiled_here += event.result.compiled_here
+                self._progress.timed(event.job.key, event.result)
+            elif isinstance(event, Modelled):
+                self._free += 1
+                self._learn(event.task, event.verdict)
+            elif isinstance(event, Ahead):
+                self._free += 1
+            elif isinstance(event, Asked):
+                self._put(event)
+            elif isinstance(event, Finished):
+                self._left -= 1
+                self._open -= 1
+            elif isinstance(event, Stopped):
+                stopped = event.error
+        results.append(self._folder, rows)
+        if stopped:
+            raise stopped
+
+    # Compiles.
+
+    def _next(self) -> None:
+        """Make jobs of the keys that are ready, give the next ones out, and keep the workers busy."""
+        if self._without_job:
+            # What the search will not compile, as it stands, no key waits for.
+            wanted = self._search.prospects()
+            for key in [key for key in self._without_job if not self._programs[key] & wanted]:
+                self._without_job.remove(key)
+                self._make_job(key)
+        while self._ahead and self._open < len(self._slots) + JOBS_AHEAD:
+            job, store = self._ahead.pop(0)
+            self._open += 1
+            self._jobs.put((job, store))
+            # The very candidates that the timing will ask for first: it will find them under way.
+            store.ask([b for b in job.shortlist.first() if b not in job.failed and job.untimed(b)])
+        if not self._events.empty():
+            return  # such as what was just asked for, which is more urgent than a schedule
+        while self._free:
+            if self._urgent:
+                *_, call, store = heapq.heappop(self._urgent)
+                self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
+            elif program := self._search.next():
+                task = Task(self._request.generation.name, program)
+                self._pool.submit(task, functools.partial(self._modelled, task))
+            else:
+                break
+            self._free -= 1
+
+    def _modelled(self, task: Task, verdict: Compiled) -> None:
+        self._events.put(Modelled(task, verdict))
+
+    def _compiled(self, blocks: BlockSizes, store: Executables, executable: Executable) -> None:
+        store.add(blocks, executable)
+        self._events.put(Ahead())
+
+    def _put(self, asked: Asked) -> None:
+        """Executables come before schedules, and those of a job before those of the jobs after it."""
+        job = asked.job
+        pages = pool_pages(job.problem, job.workloads)
+        for rank, blocks in enumerate(asked.wanted):
+            call = Call(
+                target=job.target,
+                problem=job.problem,
+                total_num_pages=pages,
+                blocks=blocks,
+                settings=job.settings,
+            )
+            entry = (self._number[job.key], rank, next(self._calls), call, asked.store)
+            heapq.heappush(self._urgent, entry)
+
+    def _learn(self, task: Task, verdict: Compiled) -> None:
+        trials = self._plan.waiting[task.program]
+        self._record_models((trial, verdict) for trial in trials)
+        if self._store:
+            self._store.put(self._request.generation.name, self._tools, task.program, verdict)
+        self._summary.compiled += 1
+        self._summary.shared += len(trials) - 1
+        for program, implied in self._search.tell(task.program, verdict).items():
+            self._record_models((trial, implied) for trial in self._plan.waiting[program])
+            self._summary.implied += 1
+        self._progress.advance(task, verdict, self._search.outlook())
+
+    def _record_models(self, settled: Iterable[tuple[Trial, Compiled]]) -> None:
+        rows: list[dict[str, Any]] = []
+        for trial, verdict in settled:
+            made = list(model_rows(self._request.generation, trial, verdict, self._tools, self._calibration))
+            self._summary.statuses[made[0]["status"]] += 1
+            rows += made
+        for row in rows:
+            self._known.add(row)
+        results.append(self._folder, rows)
+
+    # Jobs.
+
+    def _make_job(self, key: TableKey) -> None:
+        request, timing = self._request, self._timing
+        problem = key.canonical_problem(request.max_num_seqs)
+        workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
+        ranking = self._known.ranking(key, {batch.fingerprint for batch in workloads})
+        if timing.interpreted:
+            workloads = tuple(dict.fromkeys(cut(batch, problem) for batch in workloads))
+        batches = {batch.fingerprint for batch in workloads}
+        incumbents = tuple(b for b in self._plan.incumbents[key] if b and self._may_run(problem, b, ranking))
+        job = Job(
+            key=key,
+            problem=problem,
+            settings=request.settings,
+            workloads=workloads,
+            # An interpreter's order of times is no judge of a prediction for a TPU.
+            shortlist=Shortlist(
+                ranking, incumbents, timing.top, timing.exhaustive, widens=not timing.interpreted
+            ),
+            target=None if timing.interpreted else request.generation.name,
+            seed=request.seed,
+            timed=self._known.timed(key, batches),
+            failed=self._known.failed(key),
+        )
+        store = Executables(lambda store, wanted: self._events.put(Asked(job, store, wanted)))
+        self._ahead.append((job, store))
+
+    def _may_run(self, problem: Problem, blocks: BlockSizes, ranking: tuple[BlockSizes, ...]) -> bool:
+        """Whether a candidate compiled, or was left out as the model gives it no chance."""
+        program = Program(layout=problem.layout, blocks=blocks, settings=self._request.settings)
+        return blocks in ranking or program in self._search.waiting
+
+    def _work(self, slot: Slot) -> None:
+        """A chip's thread: one job after the other."""
+        try:
+            while (given := self._jobs.get()) is not None:
+                job, store = given
+                rng = random.Random(f"{self._request.seed} {job.key}")
+                for result in KeyTiming(job, slot, store, self._timing.rule, rng).run():
+                    self._events.put(Came(job, result))
+                self._events.put(Finished())
+        except BaseException as error:
+            self._events.put(Stopped(error))
+
+    def _row(self, job: Job, result: Result) -> dict[str, Any]:
+        found = result.found
+        return results.row(
+            target=self._request.generation.name,
+            device_kind=self._timing.device_kind,
+            key=job.key,
+            problem=job.problem,
+            program=Program(layout=job.problem.layout, blocks=result.blocks, settings=job.settings),
+            workload=result.workload,
+            source=self._timing.source,
+            status=result.status,
+            tools=self._tools,
+            latency_us=found.median * 1e6 if found else None,
+            latency_low_us=found.low * 1e6 if found else None,
+            latency_high_us=found.high * 1e6 if found else None,
+            samples_us=[seconds * 1e6 for seconds in result.seconds] or None,
+            timer=result.timer,
+            chip=result.chip,
+            needed_bytes=result.needed_bytes,
+            limit_bytes=result.limit_bytes,
+            compile_seconds=result.compile_seconds,
+            error=result.error,
+            **self._known.program(job.key, result.blocks),
+        )
+
+
+def _drained(events: queue.SimpleQueue[NamedTuple]) -> Iterator[NamedTuple]:
+    while True:
+        try:
+            yield events.get_nowait()
+        except queue.Empty:
+            return
+
+
+def run(
+    request: Request,
+    plan: Plan,
+    search: Search,
+    store: Store | None,
+    folder: Path,
+    jobs: int,
+    timeout: float,
+    devices: Devices,
+    progress: Progress,
+) -> Summary:
+    """Carry out a plan on devices, a slot a chip; every result is on disk before the next is looked at.
+
+    Raises:
+      MachineError: a device cannot be taken, or there is no compiler.
+      UsageError: the folder cannot be written.
+    """
+    require_compiler()
+    known = Known(
+        request, devices.timing.source, results.Tools.installed(), current(request.generation).version
+    )
+    if folder.is_dir():
+        known.read(results.read(folder))
+    sweep = DeviceSweep(request, plan, search, store, known, folder, devices, progress)
+    with CompilePool(jobs, timeout) as pool:
+        return sweep.run(pool, jobs)
