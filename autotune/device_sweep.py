@@ -188,7 +188,7 @@ class DeviceSweep:
 
     def _handle(self, events: Iterable[NamedTuple]) -> None:
         rows: list[dict[str, Any]] = []
-        stopped = None
+        stopped: BaseException | None = None
         for event in events:
             if isinstance(event, Came):
                 rows.append(self._row(event.job, event.result))
@@ -197,6 +197,8 @@ class DeviceSweep:
                     self._summary.clocks[event.result.timer] += 1
                 self._summary.compiled_here += event.result.compiled_here
                 self._progress.timed(event.job.key, event.result)
+            elif self._pool.broken:
+                stopped = self._pool.broken
             elif isinstance(event, Modelled):
                 self._free += 1
                 self._learn(event.task, event.verdict)

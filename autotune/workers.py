@@ -13,13 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import pebble
 
+from autotune.errors import MachineError
 from autotune.kernel.problem import Program
 from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled, clear, compile_program, environment, first_line
@@ -44,6 +45,7 @@ class CompilePool:
 
     def __init__(self, jobs: int, timeout: float) -> None:
         self._jobs = jobs
+        self.broken: MachineError | None = None
         self._timeout = timeout
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-compile-"))
         # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
@@ -78,6 +80,9 @@ class CompilePool:
         after each verdict, and the run ends when nothing is under way and there is none.
 
         A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
+
+        Raises:
+          MachineError: workers cannot be started any more; also in `broken` from then on.
         """
         done: queue.SimpleQueue[tuple[Task, Compiled]] = queue.SimpleQueue()
         pending = 0
@@ -89,6 +94,8 @@ class CompilePool:
             if not pending:
                 return
             verdict = done.get()
+            if self.broken:
+                raise self.broken
             pending -= 1
             yield verdict
 
@@ -125,11 +132,26 @@ class CompilePool:
                     self._start(work, task, then, failed, attempt + 1)
                     return
                 result = failed(Compiled(status="crashed", error=self._last_words(expired)))
-            except Exception as error:  # what a worker could not turn into a verdict, such as no libtpu
+            except BrokenExecutor as error:
+                result = failed(self._break(error))
+            except Exception as error:  # what a worker could not turn into a verdict
                 result = failed(Compiled(status="compile_error", error=first_line(error)))
             then(result)
 
-        self._pool.schedule(work, args=[task], timeout=self._timeout).add_done_callback(finished)
+        try:
+            future = self._pool.schedule(work, args=[task], timeout=self._timeout)
+        except RuntimeError as error:  # what pebble raises of a pool that is broken
+            then(failed(self._break(error)))
+        else:
+            future.add_done_callback(finished)
+
+    def _break(self, error: Exception) -> Compiled:
+        """Note that no more can be compiled; the verdict is for nobody to record."""
+        self.broken = MachineError(
+            f"the compiling processes cannot be kept running ({first_line(error)}); what is recorded so far "
+            "is kept: free some memory or lower --jobs, then run the same command again"
+        )
+        return Compiled(status="crashed", error=first_line(error))
 
     def _last_words(self, expired: pebble.ProcessExpired) -> str:
         """How a worker ended, with the last line that it or libtpu wrote."""

@@ -130,3 +130,34 @@ def test_workers_leave_soon_after_their_parent_is_killed(tmp_path: Path) -> None
 def _alive(pid: int) -> bool:
     stat = Path(f"/proc/{pid}/stat")
     return stat.exists() and stat.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+_BROKEN = """
+from autotune.errors import MachineError
+from autotune.workers import CompilePool
+from tests.conftest import each
+from tests.test_workers import QUICK
+if __name__ != "__main__":  # a spawned worker runs this script again, and ends here, before it has any task
+    raise SystemExit(3)
+with CompilePool(1, 600.0) as pool:
+    try:
+        print("verdicts", list(pool.run(each(QUICK))))
+    except MachineError as error:
+        print("refused:", error)
+"""
+
+
+def test_workers_that_cannot_be_started_are_an_error_and_no_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(_BROKEN)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "refused: the compiling processes cannot be kept running" in done.stdout, done.stderr[-2000:]
+    assert "verdicts" not in done.stdout
