@@ -19,7 +19,7 @@ from autotune.errors import EXIT_INTERRUPTED, AutotuneError
 
 # In the order of `autotune --help`: as one meets them.
 COMMANDS = {
-    "sweep": "Try block sizes on a TPU generation and record every result.",
+    "sweep": "Try block sizes on a TPU, or for one that is not here, and record every result.",
     "show": "Print the winners of a results folder.",
     "emit": "Write the Python table of tuned block sizes.",
     "calibrate": "Fit the cost model to measured rows of a device.",
