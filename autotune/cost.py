@@ -55,12 +55,12 @@ CONSTANTS = tuple(f.name for f in dataclasses.fields(Calibration) if f.name != "
 
 CALIBRATION = Calibration(
     call_seconds=0.0,
-    copy_seconds=0.58e-6,
+    copy_seconds=0.55e-6,
     bandwidth_fraction=0.92,
     stall=1.0,
     origin=(
-        "copy_seconds by maximum likelihood of the published winners of the fitting half of JAX's 'TPU v6' "
-        "table (bench/fidelity.py --fit), which says nothing of the others: bandwidth_fraction assumed, "
+        "copy_seconds by maximum likelihood of 200 published winners, the fitting half of JAX's 'TPU v6' "
+        "table (bench/fidelity.py --fit), which say nothing of the others: bandwidth_fraction assumed, "
         "stall and call_seconds neutral"
     ),
 )
