@@ -81,7 +81,7 @@ def devices(
     timing = Timing(source=source, device_kind=kind, rule=rule, top=top, exhaustive=exhaustive)
     if not found:
         return Devices(timing, (slot("cpu", 0, 1),))
-    return Devices(timing, tuple(slot("tpu", chip, found.num_chips) for chip in range(found.num_chips)))
+    return Devices(timing, tuple(slot("tpu", chip, found.num_chips) for chip in found.usable))
 
 
 class Progress(Protocol):

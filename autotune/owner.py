@@ -86,6 +86,13 @@ def environment(platform: str, chip: int, num_chips: int) -> dict[str, str]:
     return variables
 
 
+def _environment(platform: str, chip: int, num_chips: int) -> dict[str, str]:
+    own = environment(platform, chip, num_chips)
+    # The older name of TPU_VISIBLE_CHIPS, which would contradict it.
+    older = {"TPU_VISIBLE_DEVICES"} if "TPU_VISIBLE_CHIPS" in own else set()
+    return {name: value for name, value in os.environ.items() if name not in older} | own
+
+
 class Owner:
     """A process of its own that holds one chip: a Device.
 
@@ -118,7 +125,7 @@ class Owner:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "autotune.tpu.session", str(theirs.fileno()), platform],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **environment(platform, chip, num_chips)},
+                env=_environment(platform, chip, num_chips),
                 stdin=subprocess.DEVNULL,
                 # What libtpu prints belongs to a row that failed, not on the user's screen.
                 stdout=self._log,

@@ -23,7 +23,7 @@ from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.statistics import StoppingRule
 from autotune.workers import Task
-from tests.test_measure import Cpu, Signaller
+from tests.test_measure import Cpu, KnownLatencies, Signaller
 
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
 LONGER = KEY._replace(max_model_len=512)
@@ -135,6 +135,29 @@ def test_a_device_that_cannot_be_taken_leaves_the_schedules(tmp_path: Path) -> N
     assert rows(tmp_path, results.INTERPRETED).empty
 
 
+def test_measured_rows_make_a_table_without_more_ado(
+    autotune: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Executables compiled for v6e, on a device of known latencies on which the model's second is the best."""
+    asked = request(kv_pages=(1, 2, 4))
+    ranking = [BlockSizes(4, 32), BlockSizes(2, 32), BlockSizes(1, 32)]
+    known = dict(zip(ranking, (110e-6, 100e-6, 150e-6), strict=True))
+    device = KnownLatencies(known, noise=0.002)
+    timing = Timing(source=results.MEASURED, device_kind="TPU v6 lite", rule=StoppingRule(max_seconds=1e9))
+    folder = tmp_path / "r"
+    run(asked, folder, Devices(timing, (Slot(0, lambda: device),)))
+    timed = rows(folder, results.MEASURED)
+    modelled = rows(folder, results.MODELLED)
+    assert len(timed) == len(modelled) == 3
+    assert (timed["vmem_used_bytes"].to_numpy() == modelled["vmem_used_bytes"].to_numpy()).all()
+    assert timed["compile_seconds"].notna().all() and (timed["workload"] == "mixed").all()
+    done = autotune("emit", "r", "-o", "table.py")
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "table.py").read_text()
+    assert "MEASURED: every value was timed on a TPU." in table and "): (2, 32)," in table
+
+
+@pytest.mark.slow
 def test_two_chips_share_the_keys_and_rows_say_which(tmp_path: Path) -> None:
     chips_used = [Slot(chip, lambda: Owner("cpu")) for chip in (0, 1)]
     summary = run(request(keys=(KEY, LONGER)), tmp_path, devices(*chips_used))
@@ -144,6 +167,7 @@ def test_two_chips_share_the_keys_and_rows_say_which(tmp_path: Path) -> None:
     assert sorted(chip for found in by_key for chip in found) == [0, 1]  # one chip a key, and both are used
 
 
+@pytest.mark.slow
 def test_rows_of_another_workload_are_timed_anew(tmp_path: Path) -> None:
     cpu = Cpu()
     run(request(kv_pages=(2,)), tmp_path, devices(cpu.slot))

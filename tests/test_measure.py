@@ -151,6 +151,7 @@ def statuses(found: Sequence[Result]) -> dict[BlockSizes, set[str]]:
     return {blocks: {r.status for r in found if r.blocks == blocks} for blocks in BLOCKS}
 
 
+@pytest.mark.slow
 def test_a_candidate_that_kills_the_device_once_is_timed_all_the_same() -> None:
     cpu = Cpu()
     with Signaller(cpu, BLOCKS[1], signal.SIGKILL, times=1):

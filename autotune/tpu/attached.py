@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.errors import MachineError, UsageError
@@ -48,11 +49,15 @@ print(json.dumps({"kinds": [d.device_kind for d in devices], "platform": devices
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attached:
-    """The TPU of this host: its generation, as its device spells itself, and how many chips there are."""
+    """The TPU of this host: its generation, as its device spells itself.
+
+    num_chips: of the host. usable: the numbers of those that may be taken.
+    """
 
     generation: chips.Generation
     device_kind: str
     num_chips: int
+    usable: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +108,28 @@ def _accel_nodes(dev: Path) -> list[Path]:
     return [path for path in _listed(dev) if re.fullmatch(r"accel\d+", path.name)]
 
 
-def device_nodes(dev: Path = DEV) -> list[Path]:
-    """The device nodes through which a process holds a chip: /dev/accelN, or /dev/vfio/N from v5e on."""
+def visible_chips(environment: Mapping[str, str]) -> tuple[int, ...] | None:
+    """The chips that the environment leaves to this user, as libtpu reads it; None for all.
+
+    Raises:
+      UsageError: it is no list of numbers.
+    """
+    for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"):  # the name of today, and that of before
+        if value := environment.get(name):
+            parts = [part.strip() for part in value.split(",")]
+            if not all(part.isdecimal() for part in parts):
+                raise UsageError(f"{name}={value!r} is not a list of chips such as 0,1")
+            return tuple(sorted({int(part) for part in parts}))
+    return None
+
+
+def device_nodes(dev: Path = DEV, visible: tuple[int, ...] | None = None) -> list[Path]:
+    """The device nodes through which a process holds a chip: /dev/accelN, or /dev/vfio/N from v5e on.
+
+    visible: only those of these chips. The numbers of vfio nodes are not those of chips: none is given then.
+    """
+    if visible is not None:
+        return [path for path in _accel_nodes(dev) if int(path.name.removeprefix("accel")) in visible]
     vfio = [path for path in _listed(dev / "vfio") if path.name.isdecimal()]
     return _accel_nodes(dev) + vfio
 
@@ -155,12 +180,14 @@ def attached(
     lockfile: Path = LOCKFILE,
     ask: tuple[str, ...] = (sys.executable, "-c", _ASK),
     seconds: float = ASK_SECONDS,
+    environment: Mapping[str, str] = os.environ,
 ) -> Attached:
     """The TPU that is attached and free.
 
     ask: the command that starts JAX on the TPU and prints its devices; seconds: how long it may take.
 
     Raises:
+      UsageError: TPU_VISIBLE_CHIPS is no list of chips of this host.
       MachineError: there is none, it is older than v4, a process holds it, a stale lockfile is in the way,
         or libtpu does not start; the message says which, and what to do.
     """
@@ -172,12 +199,21 @@ def attached(
         raise MachineError(
             f"the attached TPU is a v2 or v3: {chips.TOO_OLD} Use a v4 or newer, or --target v6e"
         )
-    if holders := held_by(device_nodes(dev), proc):
+    visible = visible_chips(environment)
+    usable = tuple(range(num_chips)) if visible is None else visible
+    if max(usable) >= num_chips:
+        raise UsageError(f"TPU_VISIBLE_CHIPS names chip {max(usable)}, and this host has {num_chips}")
+    if holders := held_by(device_nodes(dev, visible), proc):
         raise MachineError(_held(holders))
     try:
         done = subprocess.run(
             ask,
-            env={**os.environ, "JAX_PLATFORMS": "tpu", "TPU_STDERR_LOG_LEVEL": "3", "TPU_MIN_LOG_LEVEL": "3"},
+            env={
+                **environment,
+                "JAX_PLATFORMS": "tpu",
+                "TPU_STDERR_LOG_LEVEL": "3",
+                "TPU_MIN_LOG_LEVEL": "3",
+            },
             capture_output=True,
             text=True,
             timeout=seconds,
@@ -199,7 +235,7 @@ def attached(
         raise MachineError(
             f"JAX did not say which TPU is attached: it printed {done.stdout[:200]!r}"
         ) from None
-    return Attached(generation=generation, device_kind=kinds[0], num_chips=num_chips)
+    return Attached(generation=generation, device_kind=kinds[0], num_chips=num_chips, usable=usable)
 
 
 def _held(holders: list[Holder]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.errors import EXIT_MACHINE, MachineError
+from autotune.errors import EXIT_MACHINE, MachineError, UsageError
 from autotune.tpu import attached, chips
 
 SAYS_V6E = (sys.executable, "-c", 'print(\'{"kinds": ["TPU v6 lite"]}\')')
@@ -43,8 +44,10 @@ class Host:
         (fd / "3").symlink_to(opened)
         (fd.parent / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
 
-    def ask(self, *command: str, seconds: float = 20.0) -> attached.Attached:
-        return attached.attached(**self.paths, ask=command, seconds=seconds)
+    def ask(
+        self, *command: str, seconds: float = 20.0, environment: dict[str, str] | None = None
+    ) -> attached.Attached:
+        return attached.attached(**self.paths, ask=command, seconds=seconds, environment=environment or {})
 
 
 @pytest.fixture
@@ -87,7 +90,33 @@ def test_attached_generation(host: Host) -> None:
     for slot in range(2):
         host.pci(f"0000:00:0{slot}.0", "0x1ae0", "0x006f")
     found = host.ask(*SAYS_V6E)
-    assert found == attached.Attached(generation=chips.V6E, device_kind="TPU v6 lite", num_chips=2)
+    assert found == attached.Attached(
+        generation=chips.V6E, device_kind="TPU v6 lite", num_chips=2, usable=(0, 1)
+    )
+    found = host.ask(*SAYS_V6E, environment={"TPU_VISIBLE_CHIPS": "1"})
+    assert (found.num_chips, found.usable) == (2, (1,))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("0,x", "'0,x' is not a list of chips such as 0,1"), ("0,2", "chip 2, and this host has 2")],
+)
+def test_visible_chips_that_are_none(host: Host, value: str, said: str) -> None:
+    for slot in range(2):
+        host.pci(f"0000:00:0{slot}.0", "0x1ae0", "0x006f")
+    with pytest.raises(UsageError, match=re.escape(said)):
+        host.ask(*fails_with("JAX was asked"), environment={"TPU_VISIBLE_CHIPS": value})
+
+
+def test_a_chip_that_is_left_to_others_may_be_held(host: Host) -> None:
+    for slot in range(2):
+        host.pci(f"0000:00:0{slot}.0", "0x1ae0", "0x005e")
+        (host.dev / f"accel{slot}").touch()
+    host.process(4711, "python serve.py", host.dev / "accel0")
+    says_v4 = (sys.executable, "-c", 'print(\'{"kinds": ["TPU v4"]}\')')
+    assert host.ask(*says_v4, environment={"TPU_VISIBLE_CHIPS": "1"}).usable == (1,)
+    with pytest.raises(MachineError, match="held by process 4711"):
+        host.ask(*says_v4, environment={"TPU_VISIBLE_CHIPS": "0"})
 
 
 @pytest.mark.parametrize(
