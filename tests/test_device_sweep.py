@@ -138,7 +138,7 @@ def test_a_device_that_cannot_be_taken_leaves_the_schedules(tmp_path: Path) -> N
 def test_measured_rows_make_a_table_without_more_ado(
     autotune: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """Executables compiled for v6e, on a device of known latencies on which the model's second is the best."""
+    """Executables compiled for v6e, on a device of known latencies where the model's second is the best."""
     asked = request(kv_pages=(1, 2, 4))
     ranking = [BlockSizes(4, 32), BlockSizes(2, 32), BlockSizes(1, 32)]
     known = dict(zip(ranking, (110e-6, 100e-6, 150e-6), strict=True))
