@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +19,7 @@ import numpy as np
 from autotune import results
 from autotune.cost import CALIBRATION, CONSTANTS, Calibration, Terms, seconds, stack, terms
 from autotune.errors import UsageError
-from autotune.files import whole
+from autotune.files import user_folder, whole
 from autotune.kernel import workload
 from autotune.kernel.problem import Problem, Program
 from autotune.kernel.workload import Workload
@@ -46,6 +45,7 @@ _LIMITS = {
     "stall": (0.2, 5.0),
 }
 _NOISE = 0.02
+MAX_FILE_BYTES = 1 << 20
 
 
 class Sample(NamedTuple):
@@ -190,8 +190,7 @@ def _solve(found: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
 
 def path() -> Path:
     """The user's file of calibrations."""
-    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(home).expanduser() / "autotune" / "calibration.json"
+    return user_folder("XDG_CONFIG_HOME", ".config") / "calibration.json"
 
 
 def store(device_kind: str, fitted: Fitted) -> None:
@@ -237,11 +236,13 @@ def current(generation: Generation) -> Calibration:
 
 
 def _read() -> dict[str, Any]:
-    try:
-        held = json.loads(path().read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path().exists():
         return {}
-    except (OSError, ValueError) as error:
+    try:
+        if not path().is_file() or path().stat().st_size > MAX_FILE_BYTES:
+            raise ValueError("it is no file, or too large")
+        held = json.loads(path().read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{str(path())!r} cannot be read ({error}): remove it") from None
     if not isinstance(held, dict):
         raise UsageError(f"{str(path())!r} holds no calibrations by device_kind: remove it")

@@ -6,7 +6,9 @@ command runs; help texts and usage errors are there at once.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import signal
 import sys
 from types import FrameType
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from autotune import __version__
-from autotune.errors import EXIT_INTERRUPTED, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, EXIT_USAGE, AutotuneError
 
 # In the order of `autotune --help`: as one meets them.
 COMMANDS = {
@@ -66,9 +68,15 @@ def main() -> NoReturn:
     cannot do it, 130 interrupted."""
     # A preempted host sends SIGTERM: leave as for Ctrl-C, with everything recorded.
     signal.signal(signal.SIGTERM, _interrupt)
+    _open_standard_streams()
     try:
-        code: Any = cli.main(prog_name="autotune", standalone_mode=False)
-    except click.exceptions.Abort:
+        # Not cli.main, which answers a closed pipe with 1.
+        with cli.make_context("autotune", sys.argv[1:]) as context:
+            code: Any = cli.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:
+        code = done.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
         click.echo("interrupted", err=True)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
@@ -78,9 +86,29 @@ def main() -> NoReturn:
         click.echo(f"Error: {error}", err=True)
         code = error.exit_code
     except BrokenPipeError:  # the reader of a pipe, such as head, has seen enough
-        sys.stderr.close()
+        _forget_standard_output()
         code = 0
+    except OSError as error:  # the machine's own refusals, such as of a folder that is not the user's
+        _forget_standard_output()
+        where = f"{str(error.filename)!r}: " if error.filename else ""
+        click.echo(f"Error: {where}{error.strerror or error}", err=True)
+        code = EXIT_USAGE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_standard_streams() -> None:
+    """Put /dev/null in place of closed standard streams, or other files would take their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+
+
+def _forget_standard_output() -> None:
+    """Keep Python from trying, as it exits, to write what cannot be written."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

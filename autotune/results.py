@@ -20,6 +20,7 @@ from autotune.errors import UsageError
 from autotune.files import whole
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
+from autotune.rowcheck import flaw
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -201,6 +202,10 @@ def identity(filled: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(filled[name] for name in IDENTITY)
 
 
+# Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
+ALWAYS = ("schema_version", "status", "time", "workload")
+
+
 def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Add rows to a data set, all or none of them; they are on disk when this returns.
 
@@ -219,8 +224,11 @@ def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise UsageError(f"results folder {str(folder)!r} does not exist: `autotune sweep --out` makes one")
-    return sorted(path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise UsageError(f"results folder {str(folder)!r} {what}: `autotune sweep --out` makes one")
+    # Only files: to open a pipe of that name could wait for ever.
+    paths = (path for path in folder.glob("*.parquet") if not path.name.startswith("."))
+    return sorted(path for path in paths if path.is_file())
 
 
 def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
@@ -236,7 +244,7 @@ def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
 
     wanted = schema()
     if columns is not None:
-        names = [n for n in wanted.names if n in {*columns, *IDENTITY, "status", "time"}]
+        names = [n for n in wanted.names if n in {*columns, *IDENTITY, *ALWAYS}]
         wanted = pa.schema([wanted.field(name) for name in names])
     tables = []
     for path in _files(folder):
@@ -244,8 +252,9 @@ def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
             # An open handle, for a name ending in .parquet would else be looked at as a data set.
             with path.open("rb") as handle:
                 file = pq.ParquetFile(handle)
-                present = [name for name in wanted.names if name in file.schema_arrow.names]
-                if "schema_version" not in file.schema_arrow.names:
+                held = file.schema_arrow.names
+                present = [name for name in wanted.names if name in held]
+                if "schema_version" not in held or len(set(held)) < len(held):
                     raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
                 table = file.read(columns=present)
             for name in wanted.names:
@@ -253,7 +262,10 @@ def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
                     table = table.append_column(
                         wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
                     )
-            tables.append(table.select(wanted.names).cast(wanted))
+            table = table.select(wanted.names).cast(wanted)
+            if wrong := flaw(table, SCHEMA_VERSION):
+                raise UsageError(f"{str(path)!r} holds {wrong}: move it out of the folder")
+            tables.append(table)
         except (pa.ArrowException, OSError) as error:
             reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
             raise UsageError(

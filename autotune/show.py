@@ -71,7 +71,10 @@ def _why(row: dict[str, Any]) -> str:
     if row["needed_bytes"] is not None and row["limit_bytes"] is not None:
         needed, limit = row["needed_bytes"] / MIB, row["limit_bytes"] / MIB
         return f"{pair} is {row['status']}: needs {needed:.2f} MiB, limit {limit:.2f} MiB"
-    return f"{pair} is {row['status']}" + (f": {row['error']}" if row["error"] else "")
+    said = "".join(c if c.isprintable() else "?" for c in row["error"] or "")  # no escapes to a terminal
+    if row["status"] == "ok":
+        said = "not on every workload, as yet"
+    return f"{pair} is {row['status']}" + (f": {said}" if said else "")
 
 
 def _lines(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:

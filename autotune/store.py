@@ -11,13 +11,13 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from autotune.files import user_folder
 from autotune.kernel import rpa
 from autotune.kernel.problem import Program
 from autotune.results import Tools
@@ -35,8 +35,7 @@ BUSY_SECONDS = 10.0
 
 def default_path() -> Path:
     """compiles.sqlite in `autotune` below XDG_CACHE_HOME, or below ~/.cache where that is not set."""
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "autotune" / "compiles.sqlite"
+    return user_folder("XDG_CACHE_HOME", ".cache") / "compiles.sqlite"
 
 
 class Line(NamedTuple):
@@ -106,9 +105,7 @@ class Store:
 
     def lines(self) -> list[Line]:
         """What is kept, by target and tools; nothing, and no new file, where there is no store."""
-        statement = (
-            "SELECT target, tools, count(*), sum(seconds) FROM verdicts GROUP BY target, tools ORDER BY 1, 2"
-        )
+        statement = "SELECT target, tools, count(*), total(seconds) FROM verdicts GROUP BY 1, 2 ORDER BY 1, 2"
 
         def read(connection: sqlite3.Connection) -> list[Line]:
             return [Line(*line) for line in connection.execute(statement)]

@@ -57,6 +57,13 @@ class CompilePool:
         )
 
     def __enter__(self) -> Self:
+        # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
+        # that starts them, and pebble's threads that of this one: so none is interrupted, however early.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            _ = self._pool.active  # starts the pool
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return self
 
     def __exit__(
@@ -69,6 +76,9 @@ class CompilePool:
         if kind is None:
             self._pool.close()
         else:
+            if threading.current_thread() is threading.main_thread():
+                # It is leaving; a second Ctrl-C would only leave workers and files behind.
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             self._pool.stop()
         self._pool.join()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
+from autotune.files import user_folder
 from tests.conftest import ROOT, user_environment
 
 HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu"}
@@ -69,6 +72,31 @@ def test_no_tpu_is_said_in_under_a_second() -> None:
     returned, _ = imported("sweep")
     assert returned == 3
     assert time.monotonic() - start < 1
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", ">/dev/full", "| true"])
+def test_lost_streams_are_no_traceback(redirect: str) -> None:
+    command = f"{sys.executable} -m autotune --help {redirect}"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (2 if "full" in redirect else 0), done.stderr
+    assert "Traceback" not in done.stderr
+    if "full" in redirect:
+        assert "No space left on device" in done.stderr
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", staticmethod(lambda: (_ for _ in ()).throw(RuntimeError())))
+    assert user_folder("XDG_CACHE_HOME", ".cache").parent == Path(tempfile.gettempdir())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert user_folder("XDG_CACHE_HOME", ".cache") == tmp_path / "autotune"
 
 
 def test_every_command_has_help_with_an_example() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,17 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
         raise ZeroDivisionError
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
     assert path.read_bytes() == b"old"
+
+
+def test_links_are_followed_and_devices_stay_devices(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with whole(tmp_path / "link") as file:
+        file.write(b"x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"x"
+    with whole(Path(os.devnull)) as file:
+        file.write(b"x")
+    assert Path(os.devnull).is_char_device()
 
 
 def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:

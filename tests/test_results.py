@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,56 @@ def test_other_parquet_is_refused_and_older_columns_are_filled(tmp_path: Path) -
     frame = results.read(tmp_path)
     assert frame["chip"].isna().all()
     assert "new" not in frame.columns
+
+
+BAD_ROWS = [
+    ({"schema_version": 2}, "schema version 2, where this autotune reads 1"),
+    ({"target": "v99"}, "target=v99"),
+    ({"target": "v6e\x1b[2J\n"}, r"target=v6e\?\[2J\?"),
+    ({"source": "guessed"}, "source=guessed"),
+    ({"source": None}, "without source"),
+    ({"q_dtype": '"""'}, 'q_dtype="""'),
+    ({"page_size": 0}, "page_size=0"),
+    ({"page_size": None}, "without page_size"),
+    ({"num_kv_pages_per_blk": -4}, "num_kv_pages_per_blk=-4"),
+    ({"max_num_seqs": 2**40}, "max_num_seqs=1099511627776"),
+    ({"latency_us": float("nan")}, "latency_us=nan"),
+    ({"latency_us": float("inf")}, "latency_us=inf"),
+    ({"latency_us": -1.0}, "latency_us=-1.0"),
+    ({"latency_high_us": 0.0}, "latency_high_us=0.0"),
+    ({"soft_cap": 0.0}, "soft_cap=0"),
+    ({"k_scale": -1.0}, "k_scale=-1.0"),
+    ({"vmem_limit_bytes": -1}, "vmem_limit_bytes=-1"),
+    ({"cycles": []}, "cycles are not 4 counts"),
+    ({"cycles": [1, 2, 3, None]}, "cycles are not 4 counts"),
+    ({"cycles": [1, 2, 3, 2**62]}, "cycles are not 4 counts"),
+    ({"workload_fingerprint": None}, "without workload_fingerprint"),
+    ({"time": None}, "without time"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), BAD_ROWS, ids=lambda value: str(value)[:40])
+def test_a_row_that_no_sweep_makes_is_named(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    good = [make_row(p, latency_us=1.0, cycles=[1, 2, 3, 4]) for p in (4, 8)]
+    results.append(tmp_path, good)
+    assert len(results.read(tmp_path)) == 2
+    bad = pa.Table.from_pylist([*good, {**good[0], **changes}], schema=results.schema())
+    pq.write_table(bad, tmp_path / "theirs.parquet")
+    with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
+        results.read(tmp_path)
+
+
+def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row()])
+    os.mkfifo(tmp_path / "x.parquet")
+    assert len(results.read(tmp_path)) == 1
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    twice = pa.Table.from_pylist([make_row()], schema=results.schema())
+    pq.write_table(twice.append_column("target", pa.array(["v6e"])), tmp_path / "x.parquet")
+    with pytest.raises(UsageError, match="holds no rows of a sweep"):
+        results.read(tmp_path)
 
 
 def test_a_folder_that_is_not_there_or_not_writable(tmp_path: Path) -> None:

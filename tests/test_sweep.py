@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -255,6 +256,31 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
     assert "ended by SIGKILL, 2 times" in rows[16, 256]["error"]
 
 
+@pytest.mark.parametrize("seconds", [1.0, 3.0, 6.0])
+def test_ctrl_c_in_a_terminal_is_quiet_however_early_and_often(tmp_path: Path, seconds: float) -> None:
+    """A terminal interrupts the whole process group, and people press it more than once."""
+    (tmp_path / "tmp").mkdir()
+    running = subprocess.Popen(
+        command_line(*SWEEP, "--no-cache"),
+        cwd=tmp_path,
+        env={**user_environment(), "TMPDIR": str(tmp_path / "tmp")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    time.sleep(seconds)
+    with contextlib.suppress(ProcessLookupError):
+        for _ in range(3):
+            os.killpg(running.pid, signal.SIGINT)
+            time.sleep(0.3)
+    _, said = running.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert running.returncode == 130 or "newly recorded candidates: 4 ok" in said
+    assert "interrupted" in said or running.returncode == 0
+    assert not list((tmp_path / "tmp").iterdir())
+
+
 def test_dry_run_makes_nothing(autotune: Run, tmp_path: Path) -> None:
     done = autotune(*SWEEP, "--dry-run")
     assert done.returncode == 0
@@ -298,6 +324,11 @@ BAD: list[tuple[list[Any], int, str]] = [
         "8 KV and 16 q",
     ),
     (["show", "nowhere"], 2, "'nowhere' does not exist"),
+    (["sweep", "--target", "v6e", "--preset", "smoke", "--out", ""], 2, "the name is empty"),
+    ([*SWEEP, "--vmem-limit", "9" * 400], 2, "is not a size"),
+    ([*SWEEP, "--queries", "9" * 5000], 2, "is not a list of positive whole numbers"),
+    ([*SWEEP, "--compile-timeout", "nan"], 2, "is not a finite number"),
+    ([*SWEEP, "--sliding-window", "9" * 23], 2, "is not in the range"),
     (["emit", "nowhere"], 2, "'nowhere' does not exist"),
     (["swep"], 2, "No such command 'swep'"),
 ]

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.options import NamedPath
 from autotune.errors import UsageError
 
 
 @click.command(epilog="Example: autotune calibrate results/measured")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NamedPath())
 @click.option(
     "--device-kind", help="Only rows of this device, as JAX spells it. [default: each in the folder]"
 )

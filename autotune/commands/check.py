@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import Size, cores
+from autotune.commands.options import NamedPath, Seconds, Size, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ FORMATS = ("text", "markdown", "json", "github")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Compiles at once. [default: the cores]")
 @click.option(
     "--compile-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=900.0,
     show_default=True,
     help="Seconds that one compile may take.",
@@ -50,7 +50,7 @@ FORMATS = ("text", "markdown", "json", "github")
 @click.option(
     "--results",
     "folders",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     multiple=True,
     help="Rows to compare with. Repeatable. [default: those of the committed tables]",
 )

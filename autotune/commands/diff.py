@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.options import NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
 
@@ -14,7 +15,7 @@ from autotune.errors import EXIT_DIFFERENT, UsageError
 @click.option(
     "--results",
     "folders",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     multiple=True,
     help="Rows that say what choices cost. Repeatable. [default: those of the committed tables]",
 )

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.options import NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write. [default: the screen]")
+@click.argument("folder", type=NamedPath())
+@click.option("-o", "--output", type=NamedPath(), help="File to write. [default: the screen]")
 @click.option(
     "--allow-modelled",
     is_flag=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import Size, cores
+from autotune.commands.options import NamedPath, Seconds, Size, cores
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 @click.option(
     "--results",
     "folders",
-    type=click.Path(path_type=Path),
+    type=NamedPath(),
     multiple=True,
     help="Rows that know the best pair. Repeatable. [default: those of the committed tables]",
 )
@@ -56,7 +56,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 )
 @click.option(
     "--compile-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=300.0,
     show_default=True,
     help="Seconds that one compile may take.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +14,37 @@ from autotune.errors import UsageError
 from autotune.kernel.problem import DTYPE_BITS, Problem
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
+MAX_SIZE = 1 << 40
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def _is_count(text: str) -> bool:
+    return len(text) <= 10 and text.isascii() and text.isdigit() and 0 < int(text) < 2**31
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds above zero."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return seconds
+
+
+class NamedPath(click.Path):
+    """A path that is not empty, as a pathlib.Path."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):
@@ -26,7 +58,7 @@ class Numbers(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = [part.strip() for part in value.split(",")]
-        if not all(part.isascii() and part.isdigit() and 0 < int(part) < 2**31 for part in parts):
+        if not all(_is_count(part) for part in parts):
             self.fail(f"{value!r} is not a list of positive whole numbers such as 4,8,16", param, ctx)
         return tuple(sorted({int(part) for part in parts}))
 
@@ -40,9 +72,10 @@ class Size(click.ParamType[int]):
         if isinstance(value, int):
             return value
         match = _SIZE.fullmatch(value.strip())
-        if not match or float(match[1]) == 0:
+        size = float(match[1]) * _UNITS[match[2].upper()] if match and len(value) < 30 else 0.0
+        if not 1 <= size <= MAX_SIZE:
             self.fail(f"{value!r} is not a size such as 100MiB, 64M or 67108864", param, ctx)
-        return round(float(match[1]) * _UNITS[match[2].upper()])
+        return round(size)
 
 
 def cores() -> int:
@@ -102,7 +135,7 @@ def parse_shape(text: str, max_num_seqs: int) -> Problem:
         raise UsageError(f"--shape: {', '.join(missing)} missing in {text!r}; an example: {_EXAMPLE}")
     numbers = {}
     for name, value in fields.items():
-        if not (value.isascii() and value.isdigit() and 0 < int(value) < 2**31):
+        if not _is_count(value):
             raise UsageError(f"--shape: {name}={value} must be a positive whole number")
         numbers[name] = int(value)
     try:

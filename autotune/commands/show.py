@@ -6,9 +6,11 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.options import NamedPath
+
 
 @click.command(epilog="Example: autotune show results/first")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=NamedPath())
 @click.option("--target", help="Only this TPU generation.")
 def command(folder: Path, target: str | None) -> None:
     """Print the winners of a results folder, beside what JAX's look-up answers today."""

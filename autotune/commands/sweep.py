@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import Numbers, Percent, Size, parse_shape
+from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size, parse_shape
 from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
 
@@ -58,7 +59,7 @@ PRESETS = ("smoke", "published")
 @click.option(
     "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
 )
-@click.option("--sliding-window", type=click.IntRange(min=1), help="Static argument of the kernel.")
+@click.option("--sliding-window", type=click.IntRange(1, 2**30), help="Static argument of the kernel.")
 @click.option("--soft-cap", type=float, help="Static argument of the kernel.")
 @click.option("--k-scale", type=float, help="Static argument of the kernel.")
 @click.option("--v-scale", type=float, help="Static argument of the kernel.")
@@ -75,7 +76,7 @@ PRESETS = ("smoke", "published")
 @click.option("--jobs", type=click.IntRange(1, 1024), help="Compiles at once. [default: the cores]")
 @click.option(
     "--compile-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=900.0,
     show_default=True,
     help="Seconds that one compile may take.",
@@ -113,17 +114,17 @@ PRESETS = ("smoke", "published")
 )
 @click.option(
     "--max-seconds",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     help="The most time for one candidate on one workload. [default: 5; 0.5 with --interpret]",
 )
 @click.option(
     "--run-timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(),
     default=60.0,
     show_default=True,
     help="Seconds after which a run on the device counts as hanging.",
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Results folder; rows are added to it.")
+@click.option("--out", type=NamedPath(), help="Results folder; rows are added to it.")
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 def command(
     target: str | None,
@@ -244,6 +245,15 @@ def _is_file(name: str) -> bool:
     return name.endswith(".csv") or os.sep in name or Path(name).exists()
 
 
+def _command() -> str:
+    """What was typed to start this: `autotune`, or its path where it is not on PATH."""
+    name = sys.argv[0]
+    on_path = shutil.which("autotune")
+    if Path(name).name != "autotune" or (on_path and Path(on_path).resolve() == Path(name).resolve()):
+        return "autotune"
+    return name
+
+
 def _cores() -> int:
     """Cores that this process may use, which a container can make fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
@@ -276,7 +286,7 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     parts.append(f"{programs} to compile for {request.generation}" + ("" if all_of_them else " at most"))
     if plan.waiting:
         seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
-        parts.append(f"{'about' if all_of_them else 'less than'} {duration(seconds)} with --jobs {jobs}")
+        parts.append(f"{'about' if all_of_them else 'at most about'} {duration(seconds)} with --jobs {jobs}")
     click.echo("; ".join(parts), err=True)
 
 
@@ -299,8 +309,9 @@ def _run(
                 return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
-        again = shlex.join(["autotune", *sys.argv[1:]])
-        click.echo(f"interrupted; everything so far is recorded in {out}. To go on:\n  {again}", err=True)
+        again = shlex.join([_command(), *sys.argv[1:]])
+        so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
+        click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
         sys.exit(EXIT_INTERRUPTED)
 
 
@@ -338,6 +349,6 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Path, devices: 
         click.echo("No table can be made of this: interpreted rows show that all works, and time nothing")
     elif seen.lines:
         allow = "" if devices else " --allow-modelled"
-        click.echo(f"Next: autotune emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
+        click.echo(f"Next: {_command()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
     elif "vmem_oom" in seen.statuses:
         click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")

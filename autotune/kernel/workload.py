@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -152,8 +153,10 @@ def from_csv(path: str) -> Workload:
       UsageError: the file cannot be read, is larger than 1 MiB, or a line is not two whole numbers with
         0 < q_len <= kv_len; the message names the line.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
+        raise UsageError(f"workload file {path!r} is no file")  # reading a pipe could wait for ever
     try:
-        with open(path, encoding="utf-8") as file:  # noqa: PTH123
+        with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
             text = file.read(MAX_CSV_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"

@@ -1,0 +1,92 @@
+"""Whether a table of rows is one that a sweep can have made: rows come from others too, and are not trusted.
+
+What is wrong with one is found here, where the file is still known, and not as a wrong table or a traceback.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
+from autotune.tpu.chips import GENERATIONS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_WORDS = {
+    "target": frozenset(GENERATIONS),
+    "source": frozenset({"measured", "modelled", "interpreted"}),
+    "q_dtype": frozenset(DTYPE_BITS),
+    "kv_dtype": frozenset(DTYPE_BITS),
+}
+_NEEDED = {"schema_version", "status", "time", "workload", "workload_fingerprint", *_WORDS}
+# Column: (least, most, whether a row may lack it).
+_COUNT = (1, 2**31 - 1, False)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    **dict.fromkeys([*TableKey._fields[2:], *BlockSizes._fields], _COUNT),
+    **dict.fromkeys(["num_q_heads", "num_kv_heads", "pages_per_seq"], _COUNT),
+    "max_num_seqs": (1, 65536, False),
+    "sliding_window": (1, 2**31 - 1, True),
+    "vmem_limit_bytes": (1, 2**40, True),
+    "soft_cap": (-1e30, 1e30, True),
+    **dict.fromkeys(["k_scale", "v_scale"], (1e-30, 1e30, True)),
+    **dict.fromkeys(["latency_us", "latency_low_us", "latency_high_us"], (1e-6, 1e15, True)),
+    "compile_seconds": (0, 1e9, True),
+    **dict.fromkeys(["vmem_used_bytes", "smem_used_bytes", "needed_bytes", "limit_bytes"], (0, 2**50, True)),
+}
+_CYCLES = (0, 2**40)
+_DEPTHS = 4
+
+
+def flaw(table: pa.Table, schema_version: int) -> str | None:
+    """The first thing that is wrong with the rows, in a few words; None if all could be a sweep's.
+
+    table: rows with those columns of the schema that are to be read.
+    """
+    import pyarrow.compute as pc
+
+    if not table.num_rows:
+        return None
+    versions = pc.unique(table["schema_version"]).to_pylist()
+    if versions != [schema_version]:
+        return f"rows of schema version {versions[0]}, where this autotune reads {schema_version}"
+    for name in table.column_names:
+        column = table[name]
+        if name in _NEEDED and column.null_count:
+            return f"a row without {name}"
+        if name in _WORDS:
+            for value in pc.unique(column).to_pylist():
+                if value not in _WORDS[name]:
+                    return f"a row with {name}={_short(value)}"
+        if name in _RANGES:
+            least, most, may_lack = _RANGES[name]
+            if column.null_count and not may_lack:
+                return f"a row without {name}"
+            if (bad := _beyond(column, least, most)) is not None:
+                return f"a row with {name}={bad}"
+        if name == "soft_cap" and pc.any(pc.equal(column, 0.0)).as_py():
+            return "a row with soft_cap=0"
+        if name == "cycles":
+            lengths = set(pc.unique(pc.list_value_length(column)).to_pylist()) - {None}
+            flat = pc.list_flatten(column)
+            if lengths - {_DEPTHS} or flat.null_count or _beyond(flat, *_CYCLES) is not None:
+                return f"a row whose cycles are not {_DEPTHS} counts"
+    return None
+
+
+def _beyond(column: Any, least: float, most: float) -> Any:
+    """A value of a column that is not between two numbers, the ends included; None if all are."""
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(column).as_py()  # passes over nulls, and over NaN among numbers
+    for value in ends.values():
+        if value is not None and not least <= value <= most:
+            return value
+    if column.type in ("double", "float64") and pc.any(pc.is_nan(column)).as_py():
+        return math.nan
+    return None
+
+
+def _short(value: object) -> str:
+    return "".join(c if c.isprintable() else "?" for c in str(value))[:40]
