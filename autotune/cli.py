@@ -6,11 +6,13 @@ command runs; help texts and usage errors are there at once.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import importlib
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -68,6 +70,7 @@ def main() -> NoReturn:
     cannot do it, 130 interrupted."""
     # A preempted host sends SIGTERM: leave as for Ctrl-C, with everything recorded.
     signal.signal(signal.SIGTERM, _interrupt)
+    sys.unraisablehook = _unraisable
     _open_standard_streams()
     try:
         # Not cli.main, which answers a closed pipe with 1.
@@ -77,6 +80,7 @@ def main() -> NoReturn:
     except click.exceptions.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is leaving already
         click.echo("interrupted", err=True)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
@@ -94,6 +98,15 @@ def main() -> NoReturn:
         click.echo(f"Error: {where}{error.strerror or error}", err=True)
         code = EXIT_USAGE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unraisable(unraisable: Any) -> None:
+    """Deliver a Ctrl-C anew that came where Python cannot raise it, such as in a callback of its gc."""
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        # From a thread, and a little later: at once, it would be raised in here and be lost again.
+        threading.Timer(0.05, _thread.interrupt_main).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _open_standard_streams() -> None:

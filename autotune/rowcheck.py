@@ -48,9 +48,9 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
 
     if not table.num_rows:
         return None
-    versions = pc.unique(table["schema_version"]).to_pylist()
-    if versions != [schema_version]:
-        return f"rows of schema version {versions[0]}, where this autotune reads {schema_version}"
+    for version in pc.unique(table["schema_version"]).to_pylist():
+        if version != schema_version:
+            return f"rows of schema version {version}, where this autotune reads {schema_version}"
     for name in table.column_names:
         column = table[name]
         if name in _NEEDED and column.null_count:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -59,6 +60,7 @@ class CompilePool:
     def __enter__(self) -> Self:
         # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
         # that starts them, and pebble's threads that of this one: so none is interrupted, however early.
+        resource_tracker.ensure_running()  # once started from such a thread, it would lift the mask again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             _ = self._pool.active  # starts the pool

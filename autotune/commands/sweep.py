@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -309,6 +310,7 @@ def _run(
                 return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is leaving already
         again = shlex.join([_command(), *sys.argv[1:]])
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
