@@ -123,13 +123,16 @@ def display(seen: Overview) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
+    console.width = max(
+        console.width, 80
+    )  # in a narrower terminal a line goes on in the next; no number is cut
     if seen.lines:
         shared, lines = table(seen.lines)
         console.print(shared)
         console.print(lines)
         console.print(_legend(seen.lines))
     else:
-        console.print("no candidate is ok: nothing can win")
+        console.print("no candidate is ok so far: nothing can win yet")
     counts = ", ".join(f"{count} {status}" for status, count in seen.statuses.items())
     console.print(f"candidates: {counts or 'none'}")
     for target, key, why in seen.without_winner:
@@ -155,7 +158,7 @@ def table(lines: list[Line]) -> tuple[str, RenderableType]:
     ]
     shared = set.intersection(*(set(row) for row in cells))
     title = ", ".join(f"{name} {value}" for name, value in cells[0] if (name, value) in shared)
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     columns = [name for name, value in cells[0] if (name, value) not in shared]
     for name in (*columns, "winner", "us", "default", "published"):
         out.add_column(name, justify="right", no_wrap=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,6 +17,9 @@ from autotune.tpu.compiler import environment
 from autotune.workers import Task
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
+# Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the commands
+# that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
 

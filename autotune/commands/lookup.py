@@ -83,7 +83,7 @@ def command(
 
     Prints the key that the call is looked up under, step by step; what each table says of it; what runs, and
     whether that fits; and its modelled latency beside that of the best pair that rows know of. The last two
-    compile each pair for the call's own shape, which takes from a second to a minute.
+    compile each pair for the call's own shape, which takes from a second to some minutes.
     """
     from autotune import explain, explain_formats, scoreboard
     from autotune.kernel.problem import Problem, Settings
