@@ -17,8 +17,8 @@ from autotune.tpu.compiler import environment
 from autotune.workers import Task
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
-# Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the commands
-# that tests interrupt.
+# Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the
+# commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent.parent
