@@ -77,13 +77,19 @@ class CompilePool:
         """Wait for the workers, or stop them at once when leaving on an error or an interrupt."""
         if kind is None:
             self._pool.close()
+            self._pool.join()
+        elif threading.current_thread() is threading.main_thread():
+            # It is leaving; a second Ctrl-C would only leave workers and files behind.
+            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+            self._stop()
+            signal.signal(signal.SIGINT, before)
         else:
-            if threading.current_thread() is threading.main_thread():
-                # It is leaving; a second Ctrl-C would only leave workers and files behind.
-                signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._pool.stop()
-        self._pool.join()
+            self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _stop(self) -> None:
+        self._pool.stop()
+        self._pool.join()
 
     def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
         """Compile tasks over the workers; verdicts come as they are ready.

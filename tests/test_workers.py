@@ -161,3 +161,10 @@ def test_workers_that_cannot_be_started_are_an_error_and_no_verdict(tmp_path: Pa
     )
     assert "refused: the compiling processes cannot be kept running" in done.stdout, done.stderr[-2000:]
     assert "verdicts" not in done.stdout
+
+
+def test_leaving_on_an_error_keeps_the_handler_of_ctrl_c() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(ZeroDivisionError), CompilePool(1, 600.0):
+        raise ZeroDivisionError
+    assert signal.getsignal(signal.SIGINT) is before
