@@ -91,6 +91,8 @@ class Progress(Protocol):
 
     def timed(self, key: TableKey, result: Result) -> None: ...
 
+    def keys_timed(self, done: int, total: int) -> None: ...
+
 
 class Modelled(NamedTuple):
     """A program has its schedule."""
@@ -164,6 +166,8 @@ class DeviceSweep:
         self._ahead: list[tuple[Job, Executables]] = []  # ready, and not yet being compiled
         self._open = 0  # jobs given out and not finished
         self._left = len(self._number)
+        if self._left:
+            self._progress.keys_timed(0, self._left)
         self._urgent: list[tuple[int, int, int, Call, Executables]] = []  # executables to compile, a heap
         self._calls = itertools.count()
 
@@ -208,6 +212,7 @@ class DeviceSweep:
                 self._put(event)
             elif isinstance(event, Finished):
                 self._left -= 1
+                self._progress.keys_timed(len(self._number) - self._left, len(self._number))
                 self._open -= 1
             elif isinstance(event, Stopped):
                 stopped = event.error

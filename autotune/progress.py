@@ -22,7 +22,8 @@ class CompileProgress:
     """Follows the compiles of a sweep on standard error; use as a context manager.
 
     The estimate weighs programs by how long each is expected to compile, and is scaled by how long those
-    before it took.
+    before it took. Where keys are timed as well, that takes the longer, and keys are counted: how long one
+    takes is known when the first is done.
     """
 
     def __init__(self, outlook: Outlook, jobs: int) -> None:
@@ -32,6 +33,7 @@ class CompileProgress:
         self._done = 0.0  # expected seconds of the programs that are compiled
         self._left = 0.0  # and of those that may still be
         self._count = self._programs = self._timings = 0
+        self._keys: tuple[int, int] | None = None  # timed, and all
         self._statuses: Counter[str] = Counter()
         self._start = self._logged = time.monotonic()
         self._bar = tqdm(
@@ -54,9 +56,12 @@ class CompileProgress:
         self._bar.close()
 
     @property
-    def seconds_left(self) -> float:
-        """Estimated seconds until the last compile ends."""
+    def seconds_left(self) -> float | None:
+        """Estimated seconds until the end; None while nothing can be said."""
         elapsed = time.monotonic() - self._start
+        if self._keys:
+            done, total = self._keys
+            return elapsed * (total - done) / done if done else None
         if self._done <= 0:
             return self._left / self._jobs
         return elapsed * self._left / self._done
@@ -78,22 +83,34 @@ class CompileProgress:
         self._timings += 1
         self._show()
 
+    def keys_timed(self, done: int, total: int) -> None:
+        """So many of the keys to time are timed."""
+        self._keys = done, total
+        self._show()
+
     def _show(self) -> None:
         failed = self._count - self._statuses["ok"]
         text = f"{self._count}/{self._programs} compiled" + (
             f", {failed} do not fit or fail" if failed else ""
         )
-        if self._timings:
-            text += f", {self._timings} timings"
-        left = f"about {duration(self.seconds_left)} left"
+        if self._keys:
+            text += f", {self._timings} timings, {self._keys[0]}/{self._keys[1]} keys timed"
+        seconds = self.seconds_left
+        left = "" if seconds is None else f"about {duration(seconds)} left"
         if not self._bar.disable:
             self._bar.set_description_str(text, refresh=False)
             self._bar.set_postfix_str(left, refresh=False)
-            self._bar.n = round(self._done / (self._done + self._left), 3) if self._count else 0
+            self._bar.n = round(self._share(), 3)
             self._bar.refresh()
         elif (self._count or self._timings) and time.monotonic() - self._logged >= LOG_EVERY_SECONDS:
             self._logged = time.monotonic()
-            print(f"{text}, {left}", file=sys.stderr, flush=True)
+            print(", ".join(filter(None, (text, left))), file=sys.stderr, flush=True)
+
+    def _share(self) -> float:
+        """How much is done, from 0 to 1."""
+        if self._keys:
+            return self._keys[0] / self._keys[1]
+        return self._done / (self._done + self._left) if self._count else 0.0
 
 
 def duration(seconds: float) -> str:

@@ -49,6 +49,10 @@ class Quiet:
     def timed(self, key: TableKey, result: Result) -> None:
         self.results.append(result)
 
+    def keys_timed(self, done: int, total: int) -> None:
+        assert 0 <= done <= total
+        self.keys = done, total
+
 
 def devices(*slots: Slot) -> Devices:
     return Devices(Timing(source=results.INTERPRETED, device_kind="cpu", rule=RULE), slots)
