@@ -31,7 +31,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     "vmem_limit_bytes": (1, 2**40, True),
     "soft_cap": (-1e30, 1e30, True),
     **dict.fromkeys(["k_scale", "v_scale"], (1e-30, 1e30, True)),
-    **dict.fromkeys(["latency_us", "latency_low_us", "latency_high_us"], (1e-6, 1e15, True)),
+    **dict.fromkeys(["latency_us", "latency_high_us"], (1e-6, 1e15, True)),
+    # A wall clock's samples are differences, and the lower end of their interval may be below zero.
+    "latency_low_us": (-1e15, 1e15, True),
     "compile_seconds": (0, 1e9, True),
     **dict.fromkeys(["vmem_used_bytes", "smem_used_bytes", "needed_bytes", "limit_bytes"], (0, 2**50, True)),
 }

@@ -33,6 +33,8 @@ TOOLS = ["source", "model", "max_num_seqs", *TOOL_COLUMNS]
 _PREFERENCE = {MEASURED: 0, MODELLED: 1, INTERPRETED: 2}
 # Modelled latencies have no noise; they tie when they are equal but for rounding.
 _ROUNDING = 1e-9
+# A noisy wall clock's interval may reach below zero; a latency does not.
+_LEAST_US = 1e-6
 
 READ_COLUMNS = [
     *("target", "status", "latency_us", "latency_low_us", "latency_high_us", "vmem_used_bytes"),
@@ -58,7 +60,7 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
         ("score_low", "latency_low_us"),
         ("score_high", "latency_high_us"),
     ):
-        ok[name] = np.log(ok[column].fillna(ok["latency_us"]) / best)
+        ok[name] = np.log(ok[column].fillna(ok["latency_us"]).clip(lower=_LEAST_US) / best)
     ok["latency_us"] = np.log(ok["latency_us"])
     grouped = ok.groupby(["_entry", *BLOCK_COLUMNS], sort=False)
     out = grouped.agg(

@@ -78,6 +78,19 @@ def test_overlapping_intervals_are_a_tie_and_others_are_not() -> None:
     assert winner(rows, [BlockSizes(16, 32)]) == (4, 32)
 
 
+def test_an_interval_that_reaches_below_zero_ties_with_all(tmp_path: Path) -> None:
+    def measured(pages: int, us: float, low: float) -> dict[str, Any]:
+        return make_row(
+            pages, 32, source="measured", latency_us=us, latency_low_us=low, latency_high_us=2 * us
+        )
+
+    rows = [measured(4, 10.0, 9.0), measured(8, 100.0, -5.0), measured(16, 100.0, 99.0)]
+    results.append(tmp_path, rows)
+    assert len(results.read(tmp_path)) == 3
+    assert winner(rows, [BlockSizes(8, 32)]) == (8, 32)
+    assert winner(rows, [BlockSizes(16, 32)]) == (4, 32)
+
+
 def test_measured_beats_modelled_and_newer_tools_beat_older() -> None:
     newer = results.Tools("0.12.0", "0.12.0", "0.0.50", "def")
     rows = [
