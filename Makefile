@@ -38,7 +38,7 @@ lint: $(VENV)/installed-test
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
 	$(BIN)/python -m autotune.commands.reference > docs/cli.md
 
-tables: $(GENERATIONS:%=table-%)  ## the committed tables: hours of compiling; goes on where it was stopped
+tables: $(GENERATIONS:%=table-%)  ## the committed tables: ten minutes a generation; goes on where it was stopped
 
 table-%: $(VENV)/installed
 	@# A first run goes on from the rows that are committed.
