@@ -90,7 +90,7 @@ def keys(count: int) -> tuple[TableKey, ...]:
 def with_schedules(request: Request, folder: Path, jobs: int) -> None:
     plan = sweep.load(folder, request, None)
     search = sweep.search_for(request, plan)
-    with CompileProgress(search.prospects(), jobs) as progress:
+    with CompileProgress(search.outlook(), jobs) as progress:
         sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, progress)
 
 
