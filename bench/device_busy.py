@@ -31,6 +31,7 @@ from autotune.known import Known
 from autotune.measure import Slot
 from autotune.plan import Request
 from autotune.progress import CompileProgress
+from autotune.search import Outlook
 from autotune.shortlist import geometric_mean
 from autotune.tpu import chips
 from autotune.tpu.executable import Call, Executable
@@ -99,7 +100,7 @@ def ahead(request: Request, folder: Path, jobs: int, device: Sleeper) -> None:
     plan = sweep.load(folder, request, None)
     search = sweep.search_for(request, plan)
     devices = Devices(timing, (Slot(0, lambda: device),))
-    with CompileProgress((), jobs) as progress:
+    with CompileProgress(Outlook.of(()), jobs) as progress:
         device_sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, devices, progress)
 
 
