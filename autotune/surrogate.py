@@ -18,8 +18,8 @@ from autotune.kernel.problem import Program
 
 TERMS = 5
 # Half-width of a prediction's band: never below the first, and this many times the fit's own error. Replayed
-# on the compiled programs of 356 published keys, these cost no key its best candidate; a band of zero cost
-# one key in 200 up to 0.8%, and three times the band nothing but compiles.
+# on the compiled programs of 356 published keys, these cost no key its best candidate. By the cost model's
+# first version a band of zero cost one key in 200 up to 0.8%, and three times the band nothing but compiles.
 LEAST_ERROR = 0.03
 ERRORS = 0.7
 

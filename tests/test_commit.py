@@ -12,12 +12,10 @@ from autotune.errors import UsageError
 from autotune.kernel.problem import Problem, Settings
 from autotune.space import expected_compile_seconds
 from autotune.tables import load, source
-from autotune.tables.load import committed_path
 from autotune.tpu.chips import GENERATIONS
 from autotune.verdicts import compile_all
 from tests.test_results import make_row
 
-THERE = [name for name in GENERATIONS if committed_path(name).is_file()]
 LIMIT = Settings(vmem_limit_bytes=100 << 20)
 
 
@@ -64,7 +62,7 @@ def test_committed_rows_are_one_file_without_a_host(swept: Path, tmp_path: Path)
     assert (tmp_path / "twice" / path.name).read_bytes() == path.read_bytes()
 
 
-@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.parametrize("generation", GENERATIONS)
 def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generation: str) -> None:
     table = load(generation)
     wanted = presets.keys("published")
@@ -101,20 +99,20 @@ def compile_some(generation: str, count: int, most_seconds: float) -> None:
     assert {program: v.status for program, v in verdicts.items()} == dict.fromkeys(chosen, "ok")
 
 
-@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.usefixtures("no_store")
 def test_three_quick_entries_compile(generation: str) -> None:
     compile_some(generation, 3, 2.0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.usefixtures("no_store")
 def test_a_dozen_entries_compile(generation: str) -> None:
     compile_some(generation, 12, float("inf"))
 
 
-@pytest.mark.parametrize("generation", THERE)
+@pytest.mark.parametrize("generation", GENERATIONS)
 def test_look_ups_of_a_committed_key_are_exact_and_say_modelled(generation: str) -> None:
     kind = GENERATIONS[generation].device_kinds[0]
     for key, blocks in list(load(generation).rows_of(generation).items())[::40]:
@@ -126,7 +124,6 @@ def test_look_ups_of_a_committed_key_are_exact_and_say_modelled(generation: str)
     assert longer.distance > 0
 
 
-@pytest.mark.skipif("v6e" not in THERE, reason="no table is committed for v6e")
 @pytest.mark.parametrize("heads", [(28, 4), (32, 8), (12, 2)], ids=["Qwen", "Llama-3-8B", "Qwen2.5-1.5B"])
 def test_real_models_are_explained_against_the_committed_table(heads: tuple[int, int]) -> None:
     problem = Problem(
