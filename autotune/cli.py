@@ -77,10 +77,11 @@ def main() -> NoReturn:
         with cli.make_context("autotune", sys.argv[1:]) as context:
             code: Any = cli.invoke(context)
         sys.stdout.flush()
+        _deafen()  # what was asked for is done: Python's own exit would answer a Ctrl-C by dying of it
     except click.exceptions.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is leaving already
+        _deafen()  # it is leaving already
         click.echo("interrupted", err=True)
         code = EXIT_INTERRUPTED
     except click.ClickException as error:
@@ -122,6 +123,12 @@ def _forget_standard_output() -> None:
     """Keep Python from trying, as it exits, to write what cannot be written."""
     with contextlib.suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _deafen() -> None:
+    """Ignore Ctrl-C and SIGTERM from here on."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:

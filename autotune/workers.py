@@ -75,21 +75,16 @@ class CompilePool:
         traceback: TracebackType | None,
     ) -> None:
         """Wait for the workers, or stop them at once when leaving on an error or an interrupt."""
-        if kind is None:
-            self._pool.close()
+        # A Ctrl-C in here would leave workers and files behind: it waits for the end of it.
+        with _ctrl_c_kept() as kept:
+            if kind is None:
+                self._pool.close()
+            else:
+                self._pool.stop()
             self._pool.join()
-        elif threading.current_thread() is threading.main_thread():
-            # It is leaving; a second Ctrl-C would only leave workers and files behind.
-            before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-            self._stop()
-            signal.signal(signal.SIGINT, before)
-        else:
-            self._stop()
-        shutil.rmtree(self._folder, ignore_errors=True)
-
-    def _stop(self) -> None:
-        self._pool.stop()
-        self._pool.join()
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if kept and kind is None:
+            raise KeyboardInterrupt
 
     def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
         """Compile tasks over the workers; verdicts come as they are ready.
@@ -183,6 +178,20 @@ class CompilePool:
             if said := [line.strip() for line in lines if line.strip().isprintable() and line.strip()]:
                 text += f": {said[-1][:200]}"
         return text
+
+
+@contextlib.contextmanager
+def _ctrl_c_kept() -> Iterator[list[int]]:
+    """Note the Ctrl-Cs that come meanwhile; only the main thread may, and only it is interrupted by them."""
+    kept: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield kept
+        return
+    before = signal.signal(signal.SIGINT, lambda signum, frame: kept.append(signum))
+    try:
+        yield kept
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _put(done: queue.SimpleQueue[tuple[Task, Compiled]], task: Task, verdict: Compiled) -> None:
