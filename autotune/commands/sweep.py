@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size, parse_shape
+from autotune.commands.key_options import KeyOptions, key_options
+from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size
 from autotune.errors import EXIT_INTERRUPTED, UsageError
-from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings, TableKey
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
 if TYPE_CHECKING:
     from autotune.device_sweep import Devices
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from autotune.sweep import Summary
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
-PRESETS = ("smoke", "published")
 
 
 @click.command(
@@ -38,15 +38,7 @@ PRESETS = ("smoke", "published")
     type=click.Choice(TARGETS),
     help="TPU generation to compile for, none being needed. Without it: the attached TPU.",
 )
-@click.option("--preset", type=click.Choice(PRESETS), help="A named set of keys to sweep.")
-@click.option(
-    "--shape",
-    "shapes",
-    multiple=True,
-    metavar="NAME=VALUE,...",
-    help="A call's shape: q_heads, kv_heads, head_dim, page_size, max_num_batched_tokens, max_model_len, and "
-    "if not bfloat16, q_dtype and kv_dtype. Swept under the key that JAX looks it up by. Repeatable.",
-)
+@key_options
 @click.option("--kv-pages", type=Numbers(), help="num_kv_pages_per_blk to try. [default: by page size]")
 @click.option("--queries", type=Numbers(), help="num_queries_per_blk to try. [default: 32,64,128,256]")
 @click.option(
@@ -129,8 +121,7 @@ PRESETS = ("smoke", "published")
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 def command(
     target: str | None,
-    preset: str | None,
-    shapes: tuple[str, ...],
+    chosen: KeyOptions,
     kv_pages: tuple[int, ...] | None,
     queries: tuple[int, ...] | None,
     workloads: tuple[str, ...],
@@ -169,13 +160,11 @@ def command(
 
     if target is None and not interpret and not attached.pci_chips():
         raise attached.no_tpu()
-    if not preset and not shapes:
-        raise UsageError("nothing to sweep: give --preset smoke, --preset published or a --shape")
+    selection = chosen.select(max_num_seqs)
     if out is None and not dry_run:
         raise UsageError("--out is missing: name a results folder, such as --out results/first")
     if out is not None and out.exists() and not out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a file: name a folder")
-    problems = [parse_shape(text, max_num_seqs) for text in shapes]
     try:
         settings = Settings(
             sliding_window=sliding_window,
@@ -188,30 +177,19 @@ def command(
         raise UsageError(str(error)) from None
 
     # jax and pandas from here on.
-    from autotune import presets, sweep
+    from autotune import sweep
     from autotune.kernel import workload
-    from autotune.kernel.tiling import sweep_key
     from autotune.plan import Request
     from autotune.store import Store, default_path
     from autotune.tpu import chips
 
-    keys: dict[TableKey, None] = dict.fromkeys(presets.keys(preset) if preset else ())
-    for problem in problems:
-        key = sweep_key(problem)
-        keys[key] = None
-        if key.canonical_problem(max_num_seqs) != problem:
-            click.echo(
-                f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}, "
-                f"max_model_len={problem.max_model_len}: JAX looks this shape up under the key "
-                f"({_key_text(key)}), so it is swept at that padded shape",
-                err=True,
-            )
+    keys = selection.keys()
     # The TPU is asked for last: it takes seconds to start.
     found = attached.attached() if target is None and not interpret else None
     named = workloads or tuple(workload.GENERATORS)
     request = Request(
         generation=found.generation if found else chips.by_name(target or "v6e"),
-        keys=tuple(keys),
+        keys=keys,
         kv_pages=kv_pages,
         queries=queries,
         workloads=tuple(
@@ -264,10 +242,6 @@ def _cores() -> int:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _key_text(key: TableKey) -> str:
-    return ", ".join(str(value) for value in key)
 
 
 def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
