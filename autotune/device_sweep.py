@@ -7,7 +7,6 @@ keys after them are compiled. The thread that calls `run` alone writes rows.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import heapq
 import itertools
@@ -20,68 +19,24 @@ from typing import Any, NamedTuple, Protocol
 
 from autotune import results
 from autotune.calibrate import current
+from autotune.devices import Devices
 from autotune.kernel.inputs import pool_pages
 from autotune.kernel.interpret import cut
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
 from autotune.known import Known
 from autotune.measure import Executables, Job, KeyTiming, Result, Slot
-from autotune.owner import Owner
 from autotune.plan import Plan, Request, Trial, workload_of
+from autotune.pool import Pool, StartPool, Task
 from autotune.search import Outlook, Search
 from autotune.shortlist import Shortlist
 from autotune.store import Store
 from autotune.sweep import Summary, model_rows, require_compiler
-from autotune.tpu.attached import Attached
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable
-from autotune.tpu.statistics import StoppingRule
-from autotune.workers import CompilePool, Task
+from autotune.workers import CompilePool
 
 # Jobs, beyond those that a chip is timing, whose executables are compiled already.
 JOBS_AHEAD = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Timing:
-    """How a device sweep times. source: measured or interpreted. top of None: the shortlist's default."""
-
-    source: str
-    device_kind: str
-    rule: StoppingRule
-    top: int | None = None
-    exhaustive: bool = False
-
-    @property
-    def interpreted(self) -> bool:
-        return self.source == results.INTERPRETED
-
-
-class Devices(NamedTuple):
-    """What times, and how: a slot a chip."""
-
-    timing: Timing
-    slots: tuple[Slot, ...]
-
-
-def devices(
-    found: Attached | None,
-    rule: StoppingRule,
-    top: int | None,
-    exhaustive: bool,
-    run_timeout: float,
-    compile_timeout: float,
-) -> Devices:
-    """The attached TPU's chips, each with an owner of its own when it is needed; the CPU for None."""
-
-    def slot(platform: str, chip: int, num_chips: int) -> Slot:
-        return Slot(chip, lambda: Owner(platform, chip, num_chips, run_timeout, compile_timeout))
-
-    source = results.MEASURED if found else results.INTERPRETED
-    kind = found.device_kind if found else "cpu"
-    timing = Timing(source=source, device_kind=kind, rule=rule, top=top, exhaustive=exhaustive)
-    if not found:
-        return Devices(timing, (slot("cpu", 0, 1),))
-    return Devices(timing, tuple(slot("tpu", chip, found.num_chips) for chip in found.usable))
 
 
 class Progress(Protocol):
@@ -171,7 +126,7 @@ class DeviceSweep:
         self._urgent: list[tuple[int, int, int, Call, Executables]] = []  # executables to compile, a heap
         self._calls = itertools.count()
 
-    def run(self, pool: CompilePool, jobs: int) -> Summary:
+    def run(self, pool: Pool, jobs: int) -> Summary:
         """Raises MachineError when a chip cannot be taken any more."""
         self._pool = pool
         # One more than there are workers, so that none waits while this thread writes rows.
@@ -382,6 +337,7 @@ def run(
     timeout: float,
     devices: Devices,
     progress: Progress,
+    start_pool: StartPool = CompilePool,
 ) -> Summary:
     """Carry out a plan on devices, a slot a chip; every result is on disk before the next is looked at.
 
@@ -396,5 +352,5 @@ def run(
     if folder.is_dir():
         known.read(results.read(folder))
     sweep = DeviceSweep(request, plan, search, store, known, folder, devices, progress)
-    with CompilePool(jobs, timeout) as pool:
+    with start_pool(jobs, timeout) as pool:
         return sweep.run(pool, jobs)

@@ -10,10 +10,10 @@ from typing import Self
 
 from autotune.kernel.problem import TableKey
 from autotune.measure import Result
+from autotune.pool import Task
 from autotune.search import Outlook
 from autotune.space import expected_compile_seconds
 from autotune.tpu.compiler import Compiled
-from autotune.workers import Task
 
 LOG_EVERY_SECONDS = 30.0
 

@@ -15,11 +15,12 @@ from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
 from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
+from autotune.pool import StartPool, Task
 from autotune.search import Contenders, Exhaustive, Outlook, Search
 from autotune.store import Store
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
-from autotune.workers import CompilePool, Task
+from autotune.workers import CompilePool
 
 
 @dataclasses.dataclass
@@ -107,6 +108,7 @@ def run(
     jobs: int,
     timeout: float,
     progress: Progress,
+    start_pool: StartPool = CompilePool,
 ) -> Summary:
     """Carry out a plan; each verdict's rows are on disk before the next one is looked at.
 
@@ -135,7 +137,7 @@ def run(
         program = search.next()
         return Task(request.generation.name, program) if program else None
 
-    with CompilePool(min(jobs, len(search.waiting)), timeout) as pool:
+    with start_pool(min(jobs, len(search.waiting)), timeout) as pool:
         for task, verdict in pool.run(next_task):
             trials = plan.waiting[task.program]
             record((trial, verdict) for trial in trials)

@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 from autotune import space, sweep
 from autotune.kernel.problem import Program
+from autotune.pool import Task
 from autotune.progress import CompileProgress
 from autotune.results import Tools
 from autotune.search import Outlook
 from autotune.store import Store, default_path
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
-from autotune.workers import CompilePool, Task
+from autotune.workers import CompilePool
 
 
 def compile_all(

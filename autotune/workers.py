@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import multiprocessing
 import os
-import queue
 import shutil
 import signal
 import tempfile
@@ -17,12 +15,12 @@ from concurrent.futures import BrokenExecutor, Future
 from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import pebble
 
 from autotune.errors import MachineError
-from autotune.kernel.problem import Program
+from autotune.pool import Pool, Task
 from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled, clear, compile_program, environment, first_line
 from autotune.tpu.executable import Call, Executable, compile_ahead
@@ -31,22 +29,14 @@ ATTEMPTS = 2
 MAX_LOG_TAIL = 4096
 
 
-class Task(NamedTuple):
-    """One program to compile for one target."""
-
-    target: str
-    program: Program
-
-
-class CompilePool:
-    """Worker processes that compile programs; use as a context manager.
+class CompilePool(Pool):
+    """Worker processes of this machine that compile programs.
 
     jobs: how many compile at once. timeout: seconds that one compile may take.
     """
 
     def __init__(self, jobs: int, timeout: float) -> None:
-        self._jobs = jobs
-        self.broken: MachineError | None = None
+        self.jobs = jobs
         self._timeout = timeout
         self._folder = Path(tempfile.mkdtemp(prefix="autotune-compile-"))
         # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
@@ -86,38 +76,10 @@ class CompilePool:
         if kept and kind is None:
             raise KeyboardInterrupt
 
-    def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
-        """Compile tasks over the workers; verdicts come as they are ready.
-
-        next_task: the task to start when a worker is free; None if there is none now. It is asked again
-        after each verdict, and the run ends when nothing is under way and there is none.
-
-        A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
-
-        Raises:
-          MachineError: workers cannot be started any more; also in `broken` from then on.
-        """
-        done: queue.SimpleQueue[tuple[Task, Compiled]] = queue.SimpleQueue()
-        pending = 0
-        while True:
-            # One more than there are workers, so that none waits while the parent writes rows.
-            while pending <= self._jobs and (task := next_task()):
-                self.submit(task, functools.partial(_put, done, task))
-                pending += 1
-            if not pending:
-                return
-            verdict = done.get()
-            if self.broken:
-                raise self.broken
-            pending -= 1
-            yield verdict
-
     def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
-        """Compile a program after those submitted before; `then` is called with its verdict, in a thread."""
         self._start(_compile, task, then, lambda verdict: verdict)
 
     def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
-        """Compile a candidate that another process is to run; else as `submit`."""
         self._start(_compile_ahead, call, then, lambda verdict: Executable(verdict=verdict))
 
     def _start(
@@ -192,10 +154,6 @@ def _ctrl_c_kept() -> Iterator[list[int]]:
         yield kept
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _put(done: queue.SimpleQueue[tuple[Task, Compiled]], task: Task, verdict: Compiled) -> None:
-    done.put((task, verdict))
 
 
 def _start_worker(folder: str, parent: int) -> None:

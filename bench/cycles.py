@@ -22,11 +22,12 @@ from autotune.files import whole
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
 from autotune.kernel.rpa import published_table
 from autotune.kernel.tiling import is_canonical
+from autotune.pool import Task
 from autotune.results import Tools
 from autotune.space import expected_compile_seconds
 from autotune.tpu import chips
 from autotune.tpu.chips import MIB
-from autotune.workers import CompilePool, Task
+from autotune.workers import CompilePool
 
 DATA = Path(__file__).parent / "data"
 PAGES, QUERIES = (4, 8, 16), (32, 64, 128, 256)

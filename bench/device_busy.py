@@ -24,7 +24,7 @@ from pathlib import Path
 
 from autotune import device_sweep, results, sweep
 from autotune.calibrate import current
-from autotune.device_sweep import Devices, Timing
+from autotune.devices import Devices, Timing
 from autotune.kernel.inputs import pool_pages
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.known import Known

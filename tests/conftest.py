@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
+from autotune.pool import Task
 from autotune.tpu.compiler import environment
-from autotune.workers import Task
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
 # Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the

@@ -24,10 +24,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.tpu.compiler",),
     ("autotune.tpu.executable",),
     ("autotune.tpu.session",),
-    ("autotune.rowcheck",),
+    ("autotune.rowcheck", "autotune.pool"),
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     ("autotune.winners", "autotune.workers", "autotune.owner", "autotune.shortlist"),
     ("autotune.measure",),
+    ("autotune.devices",),
     ("autotune.incumbents",),
     (
         "autotune.scoreboard",

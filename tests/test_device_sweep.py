@@ -12,17 +12,17 @@ import pandas as pd
 import pytest
 
 from autotune import device_sweep, results, sweep
-from autotune.device_sweep import Devices, Timing
+from autotune.devices import Devices, Timing
 from autotune.errors import EXIT_USAGE, MachineError
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.measure import Result, Slot
 from autotune.owner import Device, Owner
 from autotune.plan import Request
+from autotune.pool import Task
 from autotune.sweep import Summary
 from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.statistics import StoppingRule
-from autotune.workers import Task
 from tests.test_measure import Cpu, KnownLatencies, Signaller
 
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)

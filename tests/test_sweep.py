@@ -276,7 +276,7 @@ def test_ctrl_c_in_a_terminal_is_quiet_however_early_and_often(tmp_path: Path, s
             time.sleep(0.3)
     _, said = running.communicate(timeout=60)
     assert "Traceback" not in said
-    # A fast machine has finished by then: what was done in full is not called interrupted, nor dies of a signal.
+    # A fast machine has finished by then: what was done in full is not called interrupted, nor dies of it.
     ended = "interrupted" if running.returncode else "newly recorded candidates: 4 ok"
     assert running.returncode in (0, 130)
     assert ended in said

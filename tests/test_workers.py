@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune.workers import CompilePool, Task
+from autotune.pool import Task
+from autotune.workers import CompilePool
 from tests.conftest import ROOT, each, program, user_environment
 
 QUICK = [Task("v6e", program(pages, 32, page_size=16)) for pages in (8, 16)]

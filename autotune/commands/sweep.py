@@ -18,7 +18,7 @@ from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
 if TYPE_CHECKING:
-    from autotune.device_sweep import Devices
+    from autotune.devices import Devices
     from autotune.plan import Plan, Request
     from autotune.search import Search
     from autotune.store import Store
@@ -211,11 +211,11 @@ def command(
     assert out is not None
     devices = None
     if found or interpret:
-        from autotune import device_sweep
+        from autotune.devices import of_this_host
         from autotune.tpu.statistics import StoppingRule
 
         rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
-        devices = device_sweep.devices(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
+        devices = of_this_host(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
     summary = _run(request, plan, search, store, out, cores, compile_timeout, devices)
     _report(summary, plan, request, out, devices)
 

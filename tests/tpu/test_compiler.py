@@ -8,9 +8,10 @@ import pytest
 
 from autotune.kernel.problem import Program
 from autotune.kernel.rpa import scratch_bytes
+from autotune.pool import Task
 from autotune.tpu.chips import MIB
 from autotune.tpu.compiler import Compiled
-from autotune.workers import CompilePool, Task
+from autotune.workers import CompilePool
 from tests.conftest import each, program
 
 SMALL = {"q_heads": 8, "kv_heads": 2, "page_size": 128}

@@ -1,0 +1,89 @@
+"""What compiles for a sweep, seen from the sweep: tasks go in, verdicts come out, whatever happens to them.
+
+`workers` does it with processes of this machine, `ray_pool` with those of a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from autotune.errors import MachineError
+from autotune.kernel.problem import Program
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.executable import Call, Executable
+
+
+class Task(NamedTuple):
+    """One program to compile for one target."""
+
+    target: str
+    program: Program
+
+
+class Pool(ABC):
+    """Compiles programs in processes that may die; use as a context manager.
+
+    jobs: how many compile at once. broken: why nothing can be compiled any more, once that is so.
+    """
+
+    jobs: int
+    broken: MachineError | None = None
+
+    @abstractmethod
+    def __enter__(self) -> Self: ...
+
+    @abstractmethod
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave no process and no file behind; on an error or an interrupt, at once."""
+
+    @abstractmethod
+    def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
+        """Compile a program after those submitted before; `then` is called with its verdict, in a thread."""
+
+    @abstractmethod
+    def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
+        """Compile a candidate that another process is to run; else as `submit`."""
+
+    def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
+        """Compile tasks over the workers; verdicts come as they are ready.
+
+        next_task: the task to start when a worker is free; None if there is none now. It is asked again
+        after each verdict, and the run ends when nothing is under way and there is none.
+
+        A compile beyond the time limit is `timeout`; one whose worker died twice is `crashed`.
+
+        Raises:
+          MachineError: workers cannot be started any more; also in `broken` from then on.
+        """
+        done: queue.SimpleQueue[tuple[Task, Compiled]] = queue.SimpleQueue()
+        pending = 0
+        while True:
+            # One more than there are workers, so that none waits while the parent writes rows.
+            while pending <= self.jobs and (task := next_task()):
+                self.submit(task, functools.partial(_put, done, task))
+                pending += 1
+            if not pending:
+                return
+            verdict = done.get()
+            if self.broken:
+                raise self.broken
+            pending -= 1
+            yield verdict
+
+
+# Makes a pool of so many jobs, with so many seconds for one compile.
+StartPool = Callable[[int, float], Pool]
+
+
+def _put(done: queue.SimpleQueue[tuple[Task, Compiled]], task: Task, verdict: Compiled) -> None:
+    done.put((task, verdict))
