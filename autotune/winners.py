@@ -8,7 +8,7 @@ are a tie; a tie goes to the incumbent, then to the least VMEM, then to the smal
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from autotune.results import (
     SETTING_COLUMNS,
     TOOL_COLUMNS,
 )
+from autotune.rowcodes import Codes, codes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,50 +53,64 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
-    frame = _comparable(frame)
-    ok = frame[(frame["status"] == "ok") & (frame["latency_us"] > 0)].copy()
-    best = ok.groupby(["_entry", "workload_fingerprint"], sort=False)["latency_us"].transform("min")
-    for name, column in (
-        ("score", "latency_us"),
-        ("score_low", "latency_low_us"),
-        ("score_high", "latency_high_us"),
-    ):
-        ok[name] = np.log(ok[column].fillna(ok["latency_us"]).clip(lower=_LEAST_US) / best)
-    ok["latency_us"] = np.log(ok["latency_us"])
-    grouped = ok.groupby(["_entry", *BLOCK_COLUMNS], sort=False)
-    out = grouped.agg(
+    # Numbers stand for rows' values, and only what is counted with is looked at: of a million rows, grouping
+    # by twenty columns of pandas' types costs seconds.
+    entry, counts = _comparable(frame)
+    latency = frame["latency_us"].to_numpy(float, na_value=np.nan)
+    ok = np.flatnonzero(counts & (frame["status"] == "ok").to_numpy(bool) & (latency > 0))
+    rows = frame.iloc[ok]
+    entry, latency = entry[ok], latency[ok]
+    line = codes(rows, BLOCK_COLUMNS, entry)
+    contest = codes(rows, ["workload_fingerprint"], entry)
+    best = pd.Series(latency).groupby(contest).transform("min").to_numpy()
+    cells = pd.DataFrame(
+        {
+            "row": ok,
+            "entry": entry,
+            "score": np.log(latency / best),
+            "latency_us": np.log(latency),
+            "vmem_used_bytes": rows["vmem_used_bytes"].to_numpy(float, na_value=np.nan),
+            "contest": contest,
+            "time": rows["time"].array,
+        }
+    )
+    for name, column in (("score_low", "latency_low_us"), ("score_high", "latency_high_us")):
+        end = rows[column].to_numpy(float, na_value=np.nan)
+        cells[name] = np.log(np.where(np.isnan(end), latency, end).clip(min=_LEAST_US) / best)
+    lines = cells.groupby(line).agg(
+        row=("row", "first"),
+        entry=("entry", "first"),
         score=("score", "mean"),
         score_low=("score_low", "mean"),
         score_high=("score_high", "mean"),
         latency_us=("latency_us", "mean"),
         vmem_used_bytes=("vmem_used_bytes", "max"),
-        workloads=("workload_fingerprint", "nunique"),
+        workloads=("contest", "nunique"),
         time=("time", "max"),
-    ).reset_index()
-    for name in ("score", "score_low", "score_high", "latency_us"):
-        out[name] = np.exp(out[name])
+    )
     # A candidate that failed, or has not yet been tried, on some workload cannot be compared.
-    out = out[out["workloads"] == out.groupby("_entry")["workloads"].transform("max")]
-    entries = frame.drop_duplicates("_entry")[["_entry", *ENTRY, *TOOLS]]
-    merged = out.merge(entries, on="_entry").drop(columns="_entry")
-    return pd.DataFrame(merged).sort_values([*ENTRY, *BLOCK_COLUMNS], ignore_index=True)
+    lines = lines[lines["workloads"] == lines.groupby("entry")["workloads"].transform("max")]
+    for name in ("score", "score_low", "score_high", "latency_us"):
+        lines[name] = np.exp(lines[name])
+    lines["vmem_used_bytes"] = lines["vmem_used_bytes"].astype("Int64")
+    what = frame[[*ENTRY, *TOOLS, *BLOCK_COLUMNS]].iloc[lines["row"]].reset_index(drop=True)
+    return what.join(lines.drop(columns=["row", "entry"]).reset_index(drop=True))
 
 
-def _comparable(frame: pd.DataFrame) -> pd.DataFrame:
-    """The rows that count, with `_entry`: the number of the table entry that each belongs to."""
-    frame = frame.assign(
-        _entry=frame.groupby(ENTRY, sort=False, dropna=False).ngroup(),
-        _tools=frame.groupby([*ENTRY, *TOOLS], sort=False, dropna=False).ngroup(),
-        _trust=frame["source"].map(_PREFERENCE).astype("int64"),
-    )
-    frame["_newest"] = frame.groupby("_tools", sort=False)["time"].transform("max")
-    chosen = (
-        frame[["_entry", "_tools", "_trust", "_newest", *TOOLS]]
-        .drop_duplicates("_tools")
-        .sort_values(["_trust", "_newest", *TOOLS], ascending=[True, False, *[True] * len(TOOLS)])
-        .drop_duplicates("_entry")
-    )
-    return frame[frame["_tools"].isin(chosen["_tools"])]
+def _comparable(frame: pd.DataFrame) -> tuple[Codes, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """The table entry that each row belongs to, as a number, and whether the row counts."""
+    import pandas as pd
+
+    entry = codes(frame, ENTRY)
+    tools = codes(frame, TOOLS, entry)
+    rows = pd.DataFrame({"row": np.arange(len(frame)), "entry": entry, "time": frame["time"].array})
+    groups = rows.groupby(tools).agg(row=("row", "first"), entry=("entry", "first"), newest=("time", "max"))
+    groups = groups.join(frame[TOOLS].iloc[groups["row"]].set_axis(groups.index))
+    groups["trust"] = groups["source"].map(_PREFERENCE).astype("int64")
+    chosen = groups.sort_values(
+        ["trust", "newest", *TOOLS], ascending=[True, False, *[True] * len(TOOLS)]
+    ).drop_duplicates("entry")
+    return entry, pd.Series(tools).isin(chosen.index).to_numpy()
 
 
 def choose(
@@ -108,8 +123,10 @@ def choose(
     """
     if scored.empty:
         return scored.assign(tied=0)
+    import pandas as pd
+
     scored = scored.copy()
-    entry = scored.groupby(ENTRY, sort=False, dropna=False).ngroup()
+    entry = pd.Series(codes(scored, ENTRY), scored.index)
     order = scored["score"].argsort(kind="stable").to_numpy()
     first = entry.iloc[order].drop_duplicates().index  # the best line of each entry
     reach = scored.loc[first].set_index(entry.loc[first])["score_high"]

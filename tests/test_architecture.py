@@ -24,7 +24,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.tpu.compiler",),
     ("autotune.tpu.executable",),
     ("autotune.tpu.session",),
-    ("autotune.rowcheck", "autotune.pool"),
+    ("autotune.rowcheck", "autotune.rowcodes", "autotune.pool"),
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     ("autotune.winners", "autotune.workers", "autotune.owner", "autotune.shortlist"),
     ("autotune.measure",),
