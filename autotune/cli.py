@@ -17,9 +17,10 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import shell_complete
 
 from autotune import __version__
-from autotune.errors import EXIT_INTERRUPTED, EXIT_USAGE, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError
 
 # In the order of `autotune --help`: as one meets them.
 COMMANDS = {
@@ -31,7 +32,11 @@ COMMANDS = {
     "check": "Check a table: keys no call finds, entries that do not fit or are slow.",
     "diff": "Compare tables, and say what each one's choices cost.",
     "cache": "Show or empty the store of compile results.",
+    "doctor": "Say what works on this machine, what does not, and what to type.",
+    "completion": "Print the script by which a shell completes autotune's words.",
 }
+
+COMPLETE_VARIABLE = "_AUTOTUNE_COMPLETE"  # where the scripts of `autotune completion` ask for words
 
 
 class _Commands(click.Group):
@@ -73,6 +78,8 @@ def main() -> NoReturn:
     sys.unraisablehook = _unraisable
     _open_standard_streams()
     try:
+        if instruction := os.environ.get(COMPLETE_VARIABLE):
+            sys.exit(shell_complete(cli, {}, "autotune", COMPLETE_VARIABLE, instruction))
         # Not cli.main, which answers a closed pipe with 1.
         with cli.make_context("autotune", sys.argv[1:]) as context:
             code: Any = cli.invoke(context)
@@ -98,7 +105,23 @@ def main() -> NoReturn:
         where = f"{str(error.filename)!r}: " if error.filename else ""
         click.echo(f"Error: {where}{error.strerror or error}", err=True)
         code = EXIT_USAGE
+    except Exception as error:  # a defect, unless jax is not one that this can work with
+        if (why := _unfit(error)) is None:
+            raise
+        click.echo(f"Error: {why}: `autotune doctor` says what to type", err=True)
+        code = EXIT_MACHINE
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _unfit(error: Exception) -> str | None:
+    """Why the installed packages are to blame for an error, in one line; None if they are not known to be."""
+    from autotune import installed
+
+    if why := installed.misfit():
+        return why
+    if isinstance(error, ImportError) and not (error.name or "autotune").startswith("autotune"):
+        return f"{error.name} cannot be imported ({str(error).splitlines()[0]})"
+    return None
 
 
 def _unraisable(unraisable: Any) -> None:

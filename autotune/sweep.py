@@ -63,14 +63,20 @@ def load(folder: Path, request: Request, store: Store | None) -> Plan:
 
 
 def require_compiler() -> None:
-    """Raises MachineError where libtpu, and so the TPU compiler, is not installed."""
-    import importlib.util
+    """Raises MachineError where libtpu, and so the TPU compiler, is not there, or jax does not fit.
 
-    if importlib.util.find_spec("libtpu") is None:
-        raise MachineError(
+    A jax that does not fit need not stop a sweep: it could fill it with rows of failures.
+    """
+    from autotune import installed
+
+    why = installed.misfit()
+    if why is None and installed.libtpu_file() is None:
+        why = (
             "libtpu, which holds the TPU compiler, is not installed: on Linux x86-64 type "
             "`pip install 'jax[tpu]'`; it does not exist for other systems"
         )
+    if why:
+        raise MachineError(f"{why}; `autotune doctor` says more")
 
 
 def search_for(request: Request, plan: Plan) -> Search:

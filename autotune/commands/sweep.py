@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.commands.key_options import KeyOptions, key_options
-from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size
+from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size, command_name
 from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
@@ -224,15 +223,6 @@ def _is_file(name: str) -> bool:
     return name.endswith(".csv") or os.sep in name or Path(name).exists()
 
 
-def _command() -> str:
-    """What was typed to start this: `autotune`, or its path where it is not on PATH."""
-    name = sys.argv[0]
-    on_path = shutil.which("autotune")
-    if Path(name).name != "autotune" or (on_path and Path(on_path).resolve() == Path(name).resolve()):
-        return "autotune"
-    return name
-
-
 def _cores() -> int:
     """Cores that this process may use, which a container can make fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
@@ -285,7 +275,7 @@ def _run(
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is leaving already
-        again = shlex.join([_command(), *sys.argv[1:]])
+        again = shlex.join([command_name(), *sys.argv[1:]])
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
         sys.exit(EXIT_INTERRUPTED)
@@ -325,6 +315,6 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Path, devices: 
         click.echo("No table can be made of this: interpreted rows show that all works, and time nothing")
     elif seen.lines:
         allow = "" if devices else " --allow-modelled"
-        click.echo(f"Next: {_command()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
+        click.echo(f"Next: {command_name()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
     elif "vmem_oom" in seen.statuses:
         click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -161,15 +162,39 @@ def _command(process: Path) -> str:
     return (" ".join(word for word in words if word) or "unknown command")[:80]
 
 
-def lock_is_stale(lockfile: Path = LOCKFILE, proc: Path = PROC) -> bool:
-    """Whether libtpu's lockfile lies there and no process has it locked: a killed one left it behind."""
+def lock_holders(lockfile: Path = LOCKFILE, proc: Path = PROC) -> list[Holder]:
+    """The processes that have libtpu's lockfile locked; process 0 for one that this container cannot see."""
     try:
         inode = str(lockfile.stat().st_ino)
         locks = (proc / "locks").read_text().splitlines()
     except OSError:
-        return False
+        return []
     # "1: POSIX  ADVISORY  WRITE 1234 08:01:393217 0 EOF": the inode ends the sixth field
-    return not any(inode == field.rpartition(":")[2] for line in locks for field in line.split()[5:6])
+    fields = [line.split() for line in locks]
+    pids = {int(f[4]) for f in fields if len(f) > 5 and f[4].isdecimal() and f[5].rpartition(":")[2] == inode}
+    if not pids and _is_locked(lockfile):
+        pids = {0}
+    return [Holder(pid, _command(proc / str(pid))) for pid in sorted(pids)]
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process has a file locked as lockf does it; asks without taking the lock."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    asked = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    try:
+        with path.open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+    except OSError:
+        return False
+    return struct.unpack("hhqqi", answer)[0] != fcntl.F_UNLCK
+
+
+def lock_is_stale(lockfile: Path = LOCKFILE, proc: Path = PROC) -> bool:
+    """Whether libtpu's lockfile lies there and no process has it locked: a killed one left it behind."""
+    return lockfile.exists() and (proc / "locks").exists() and not lock_holders(lockfile, proc)
 
 
 def attached(

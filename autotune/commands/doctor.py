@@ -1,0 +1,49 @@
+"""`autotune doctor`."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import click
+
+from autotune.commands.options import NamedPath, command_name, cores
+from autotune.errors import EXIT_MACHINE
+
+COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
+
+
+@click.command(epilog="Example: autotune doctor --deep")
+@click.option("--deep", is_flag=True, help="Compile a small program for each generation: about 20 s.")
+@click.option("--out", type=NamedPath(), help="Results folder to look at. [default: the current folder]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
+def command(deep: bool, out: Path | None, as_json: bool) -> None:
+    """Say what works here, what does not, and what to type about it.
+
+    Looks at Python, jax, jaxlib and libtpu and whether they fit together; the kernel; libtpu's lockfile and
+    who holds it; folders and their room; the TPU; and the generations that can be compiled for. Each line is
+    ok, warning or failure. Exit code 3 if no sweep can run, on a TPU or for one.
+
+    docs/troubleshooting.md goes through the errors, with JAX's own: `NotImplementedError: TPU version must be
+    4 or higher.` and `ValueError: ... num_combined_kv_heads=12 can not be XLA fully tiled.`
+    """
+    from autotune import doctor, doctor_formats
+
+    report = doctor.Report()
+    colour = "NO_COLOR" not in os.environ
+    for check in doctor.examine(report, out=out, deep=deep, cores=cores()):
+        if as_json:
+            continue
+        text = doctor_formats.line(check)
+        if colour:
+            state = click.style(check.state, fg=COLOURS[check.state], bold=check.state != "ok")
+            text = state + text.removeprefix(check.state)
+        click.echo(text)
+    where = shlex.quote(str(out)) if out else "results/first"
+    if as_json:
+        click.echo(doctor_formats.as_json(report, command_name(), where))
+    else:
+        click.echo("\n" + doctor_formats.end(report, command_name(), where))
+    if not report.ready:
+        raise click.exceptions.Exit(EXIT_MACHINE)

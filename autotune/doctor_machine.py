@@ -1,0 +1,167 @@
+"""Checks of the machine: the TPU, libtpu's lockfile, the generations, folders and their room, memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from autotune.doctor_checks import FAILURE, OK, WARNING, Check
+from autotune.doctor_probe import Probe
+from autotune.errors import AutotuneError
+from autotune.files import user_folder
+from autotune.tpu import attached, chips
+from autotune.tpu.attached import Attached
+
+GIB = 1 << 30
+ROOM_BYTES = GIB
+COMPILE_BYTES = 2 * GIB  # of memory, for one compile
+
+
+def tpu() -> tuple[Check, Attached | None]:
+    """The attached TPU, or why there is none; where one is free, another process starts JAX on it."""
+    if not attached.pci_chips():
+        check = Check(
+            "tpu",
+            WARNING,
+            "none is attached to this machine, so nothing can be timed; JAX's own look-up says here "
+            f"`NotImplementedError: {chips.TOO_OLD}`",
+            "name a generation to compile for, such as --target v6e",
+        )
+        return check, None
+    try:
+        found = attached.attached()
+    except AutotuneError as error:
+        return Check("tpu", FAILURE, str(error)), None
+    generation = found.generation
+    text = (
+        f"{generation}, TPU version {generation.version}, {found.device_kind!r}: {found.num_chips} chips"
+        + (f", of which {len(found.usable)} may be used" if len(found.usable) < found.num_chips else "")
+    )
+    return Check("tpu", OK, text), found
+
+
+def lockfile(path: Path = attached.LOCKFILE, proc: Path = attached.PROC) -> Check:
+    """libtpu's lockfile, and who holds it. Compiles pass it by; a process that takes a TPU does not."""
+    if not path.exists():
+        return Check("lockfile", OK, f"no {path}: no process has libtpu for itself")
+    holders = attached.lock_holders(path, proc)
+    if holders:
+        return Check(
+            "lockfile",
+            WARNING,
+            f"{path} is held by {', '.join(map(str, holders))}",
+            "compiles are not hindered; a TPU cannot be taken until that process ends",
+        )
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))  # what libtpu does before it asks for the lock
+    except OSError as error:
+        return Check(
+            "lockfile",
+            WARNING,
+            f"{path} was left behind, no process holds it, and it cannot be opened ({error.strerror})",
+            "compiles are not hindered; to take a TPU, remove it",
+            f"sudo rm {path}",
+        )
+    return Check("lockfile", OK, f"{path} was left behind and no process holds it: harmless")
+
+
+def generations(probe: Probe) -> list[Check]:
+    """A check a generation: whether libtpu compiles for it, and how much VMEM a kernel has there."""
+    vmem = probe.answers.get("vmem", {})
+    found = probe.answers.get("generations")
+    checks = []
+    for generation in chips.GENERATIONS.values():
+        limits = f"a kernel has {generation.scoped_vmem_bytes >> 20} MiB of VMEM by default"
+        if bytes_ := vmem.get(generation.name):
+            limits += f", --vmem-limit up to {bytes_ >> 20} MiB"
+        if found is None:
+            said = probe.errors.get("generations", "jax or the kernel cannot be used")
+            checks.append(Check(generation.name, FAILURE, f"cannot be compiled for: {said}"))
+        elif error := found[generation.name].get("error"):
+            checks.append(Check(generation.name, FAILURE, f"libtpu does not compile for it: {error}"))
+        else:
+            checks.append(Check(generation.name, OK, f"libtpu knows it; {limits}"))
+    return checks
+
+
+def temporary() -> Check:
+    """Where compiles write their listings; the compiler dies where it cannot."""
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        return Check(
+            "tmp", FAILURE, f"no folder for temporary files can be written: {error.strerror or error}",
+            "name one that can", "export TMPDIR=/some/folder", vital=True,
+        )  # fmt: skip
+    named = os.environ.get("TMPDIR")
+    if named and Path(named).resolve() != folder.resolve():
+        return Check(
+            "tmp",
+            WARNING,
+            f"TMPDIR={named} cannot be written, so {folder} is used",
+            "make the folder, or name another one",
+            f"mkdir -p {named}",
+        )
+    return room("tmp", folder, "compiles write there", "export TMPDIR=/some/folder", vital=True)
+
+
+def cache() -> Check:
+    """The store of compile results."""
+    folder = user_folder("XDG_CACHE_HOME", ".cache")
+    held = sum(path.stat().st_size for path in folder.glob("*") if path.is_file()) if folder.is_dir() else 0
+    return room(
+        "cache", folder, f"{held / 2**20:.1f} MiB of compile results", "export XDG_CACHE_HOME=/some/folder"
+    )
+
+
+def results(out: Path | None) -> Check:
+    """The results folder that was named, else the current folder."""
+    if out is None:
+        return room("results", Path.cwd(), "the current folder; --out names another one")
+    if out.exists() and not out.is_dir():
+        return Check("results", FAILURE, f"{str(out)!r} is a file", "name a folder with --out", vital=True)
+    files = sum(1 for _ in out.glob("*.parquet"))
+    return room("results", out, f"{files} files of rows" if files else "new", vital=True)
+
+
+def room(name: str, folder: Path, what: str, command: str = "", *, vital: bool = False) -> Check:
+    """Whether a folder, which need not exist yet, can be written, and has a GiB of room."""
+    existing = folder.absolute()
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    state = FAILURE if vital else WARNING
+    try:
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(4096))
+            file.flush()
+        free = shutil.disk_usage(existing).free
+    except OSError as error:
+        text = f"{folder} cannot be written: {error.strerror or error}"
+        return Check(name, state, text, "name another folder", command, vital)
+    text = f"{folder}: {what}; {free / GIB:.1f} GiB free"
+    if free < ROOM_BYTES:
+        return Check(
+            name, WARNING, text, "less than 1 GiB is free: make room, or name another folder", command, vital
+        )
+    return Check(name, OK, text, vital=vital)
+
+
+def memory(cores: int, meminfo: Path = attached.PROC / "meminfo") -> Check:
+    """Cores and memory, and how many compiles at once they bear."""
+    try:
+        lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        available = int(lines["MemAvailable"].split()[0]) << 10
+    except (OSError, ValueError, LookupError):
+        return Check("memory", WARNING, f"{cores} cores; the free memory is unknown")
+    bears = max(1, available // COMPILE_BYTES)
+    text = f"{cores} cores, {available / GIB:.1f} GiB of memory free"
+    if bears >= cores:
+        return Check("memory", OK, text)
+    return Check(
+        "memory",
+        WARNING,
+        text,
+        f"a compile can take 2 GiB and more: if workers are killed, sweep with --jobs {bears}",
+    )
