@@ -20,6 +20,7 @@ import click
 from click.shell_completion import shell_complete
 
 from autotune import __version__
+from autotune.commands.completing import COMPLETE_VARIABLE
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError
 
 # In the order of `autotune --help`: as one meets them.
@@ -35,8 +36,6 @@ COMMANDS = {
     "doctor": "Say what works on this machine, what does not, and what to type.",
     "completion": "Print the script by which a shell completes autotune's words.",
 }
-
-COMPLETE_VARIABLE = "_AUTOTUNE_COMPLETE"  # where the scripts of `autotune completion` ask for words
 
 
 class _Commands(click.Group):

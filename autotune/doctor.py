@@ -56,9 +56,9 @@ def _checks(report: Report, out: Path | None, deep: bool, cores: int) -> Iterato
     yield doctor_checks.packages(needed)
     probe = doctor_probe.ask()
     yield doctor_checks.jax(needed, probe)
-    yield doctor_checks.jaxlib()
-    yield doctor_checks.libtpu()
-    yield doctor_checks.kernel(probe)
+    yield doctor_checks.jaxlib(needed, probe)
+    yield doctor_checks.libtpu(needed)
+    yield doctor_checks.kernel(needed, probe)
     if heads := doctor_checks.heads(probe):
         yield heads
     yield doctor_machine.lockfile()
@@ -68,19 +68,18 @@ def _checks(report: Report, out: Path | None, deep: bool, cores: int) -> Iterato
     yield doctor_machine.memory(cores)
     tpu, report.attached = doctor_machine.tpu()
     yield tpu
-    compilable = []
-    for check in doctor_machine.generations(probe):
-        if check.state == OK and deep and report.ready:
-            compilable.append(check)
-        else:
-            yield check
-    yield from _compiled(compilable, cores)
-    known = [check for check in report.checks if check.name in chips.GENERATIONS]
-    if report.ready and not report.attached and not any(check.state == OK for check in known):
-        yield Check("compiler", FAILURE, "nothing can be compiled, and no TPU can be used", vital=True)
+    generations = doctor_machine.generations(probe, vital=report.attached is None)
+    if deep and report.ready:
+        yield from (check for check in generations if check.state != OK)
+        yield from compiled([check for check in generations if check.state == OK], cores)
+    else:
+        yield from generations
+    compiles = [check for check in report.checks if check.name in chips.GENERATIONS]
+    if compiles and not any(check.state == OK for check in compiles):
+        yield Check("compiler", FAILURE, "nothing can be compiled", vital=report.attached is None)
 
 
-def _compiled(checks: list[Check], cores: int) -> Iterator[Check]:
+def compiled(checks: list[Check], cores: int) -> Iterator[Check]:
     """Compile one small program for each generation; a check each, as they are done."""
     if not checks:
         return

@@ -97,12 +97,12 @@ def jax(needed: list[Need], probe: Probe) -> Check:
             "jax",
             FAILURE,
             f"{have} is too old: autotune needs {wanted.wanted}",
-            command=f"pip install --upgrade 'jax[tpu]{wanted.wanted}'",
+            command=INSTALL,
             vital=True,
         )
     if answer is None:
         said = probe.errors.get("jax", "it said nothing")
-        return Check("jax", FAILURE, f"{have} cannot be imported: {said}", command=again(have), vital=True)
+        return Check("jax", FAILURE, f"{have} cannot be imported: {said}", command=cure(needed), vital=True)
     if have and answer["version"] != have:
         return Check(
             "jax",
@@ -113,78 +113,63 @@ def jax(needed: list[Need], probe: Probe) -> Check:
     return Check("jax", OK, answer["version"])
 
 
-def again(version: str | None) -> str:
-    """What makes jax, jaxlib and libtpu fit each other again."""
-    return f"pip install --force-reinstall 'jax[tpu]=={version}'" if version else INSTALL
+def cure(needed: list[Need]) -> str:
+    """What makes jax, jaxlib and libtpu fit each other: those of the jax that is there, if it will do."""
+    wanted = next((need for need in needed if need.name == "jax"), None)
+    if wanted and wanted.installed and wanted.fits is not False:
+        return f"pip install 'jax[tpu]=={wanted.installed}'"
+    return INSTALL
 
 
-def jaxlib() -> Check:
+def jaxlib(needed: list[Need], probe: Probe) -> Check:
     """Whether jaxlib is a version that the installed JAX asks for."""
-    have, jax_version = installed.version("jaxlib"), installed.version("jax")
+    have = installed.version("jaxlib")
     if have is None:
-        return Check("jaxlib", FAILURE, "not installed", command=again(jax_version), vital=True)
+        return Check("jaxlib", FAILURE, "not installed", command=cure(needed), vital=True)
     asked = [need for need in installed.needs("jax") if need.name == "jaxlib"]
-    return _fit("jaxlib", have, asked, jax_version)
+    check = _fit("jaxlib", have, asked, cure(needed))
+    if check.state == WARNING and "jax" not in probe.answers:
+        return dataclasses.replace(check, state=FAILURE, vital=True)
+    return check
 
 
-def _fit(name: str, have: str, asked: list[Need], jax_version: str | None) -> Check:
+def _fit(name: str, have: str, asked: list[Need], command: str) -> Check:
+    jax_version = installed.version("jax")
     if jax_version is None:
-        return Check(name, WARNING, f"{have}, and no jax for it", command=INSTALL)
+        return Check(name, WARNING, f"{have}, and no jax for it", command=command)
     wanted = ",".join(need.wanted for need in asked if need.wanted)
     if not wanted:
         return Check(name, WARNING, f"{have}; jax {jax_version} does not say which {name} fits it")
     if any(need.fits is False for need in asked):
-        return Check(
-            name,
-            WARNING,
-            f"{have} does not fit: jax {jax_version} asks for {name} {wanted}",
-            command=again(jax_version),
-        )
+        text = f"{have} does not fit: jax {jax_version} asks for {name} {wanted}"
+        return Check(name, WARNING, text, command=command)
     if any(need.fits is None for need in asked):
-        return Check(
-            name,
-            WARNING,
-            f"{have}; whether it is within {wanted}, as jax {jax_version} asks, is unknown without "
-            "`packaging`",
-            command="pip install packaging",
-        )
+        text = f"{have}; whether it is in {wanted}, as jax {jax_version} asks, is unknown without `packaging`"
+        return Check(name, WARNING, text, command="pip install packaging")
     return Check(name, OK, f"{have}, within {wanted} as jax {jax_version} asks")
 
 
-def libtpu() -> Check:
+def libtpu(needed: list[Need]) -> Check:
     """Whether libtpu is there, and is a version that the installed JAX's tpu extra asks for."""
-    have, path, jax_version = installed.version("libtpu"), installed.libtpu_file(), installed.version("jax")
+    have, path = installed.version("libtpu"), installed.libtpu_file()
     named = os.environ.get("TPU_LIBRARY_PATH")
     if named and path == Path(named):
-        return Check(
-            "libtpu",
-            WARNING,
-            f"{named}, as TPU_LIBRARY_PATH says; whether it fits jax {jax_version} is unknown",
-            "unset TPU_LIBRARY_PATH to use the libtpu package",
-        )
+        text = f"{named}, as TPU_LIBRARY_PATH says; whether it fits the installed jax is unknown"
+        return Check("libtpu", WARNING, text, "unset TPU_LIBRARY_PATH to use the libtpu package")
+    if path is None and not has_libtpu_wheels():
+        text = "not installed: it exists for Linux x86_64 only"
+        return Check("libtpu", FAILURE, text, "run sweeps on such a host", vital=True)
     if path is None:
-        text = "not installed" if have is None else f"{have} is installed, and its libtpu.so is not there"
-        if not has_libtpu_wheels():
-            return Check(
-                "libtpu", FAILURE, f"{text}; it exists for Linux x86_64 only",
-                "run sweeps on a Linux x86_64 host", vital=True,
-            )  # fmt: skip
-        return Check(
-            "libtpu",
-            FAILURE,
-            f"{text}: it holds the TPU compiler and runs TPUs",
-            command=again(jax_version) if have else "pip install 'jax[tpu]" + _exactly(jax_version) + "'",
-            vital=True,
-        )
+        text, command = "not installed: it holds the TPU compiler and runs TPUs", cure(needed)
+        if have:
+            text = f"{have} is installed, and its libtpu.so is not there"
+            command = f"pip install --force-reinstall --no-deps 'libtpu=={have}'"
+        return Check("libtpu", FAILURE, text, command=command, vital=True)
     asked = [need for need in installed.needs("jax", "tpu") if need.name == "libtpu"]
-    return _fit("libtpu", have or "a libtpu without a version", asked, jax_version)
+    return _fit("libtpu", have or "a libtpu without a version", asked, cure(needed))
 
 
-def _exactly(version: str | None) -> str:
-    return f"=={version}" if version else ""
-
-
-def kernel(probe: Probe) -> Check:
+def kernel(needed: list[Need], probe: Probe) -> Check:
     """Whether the installed JAX still has the kernel, with the arguments that a sweep sets."""
     if "jax" not in probe.answers:
         return Check("kernel", FAILURE, "not looked for, as jax cannot be imported", vital=True)
@@ -196,9 +181,9 @@ def kernel(probe: Probe) -> Check:
             text = f"jax {version} does not ship {KERNEL_MODULE} ({said})"
         else:
             text = f"{KERNEL_MODULE} of jax {version} cannot be imported: {said}"
-        return Check(
-            "kernel", FAILURE, text, "use a jax that ships it", "pip install 'jax[tpu]==0.10.2'", True
-        )
+        old = any(need.name == "jax" and need.fits is False for need in needed)
+        command = INSTALL if old else "pip install 'jax[tpu]==0.10.2'"
+        return Check("kernel", FAILURE, text, "use a jax that ships it", command, vital=True)
     if answer["missing"]:
         return Check(
             "kernel",

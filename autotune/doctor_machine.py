@@ -67,22 +67,26 @@ def lockfile(path: Path = attached.LOCKFILE, proc: Path = attached.PROC) -> Chec
     return Check("lockfile", OK, f"{path} was left behind and no process holds it: harmless")
 
 
-def generations(probe: Probe) -> list[Check]:
-    """A check a generation: whether libtpu compiles for it, and how much VMEM a kernel has there."""
-    vmem = probe.answers.get("vmem", {})
-    found = probe.answers.get("generations")
+def generations(probe: Probe, *, vital: bool) -> list[Check]:
+    """A check a generation: whether libtpu compiles for it, and how much VMEM a kernel has there.
+
+    One check, `compiler`, where it compiles for none; vital: whether no sweep can run then.
+    """
+    found = probe.answers.get("generations", {})
+    if not any("device_kind" in said for said in found.values()):
+        errors = [said["error"] for said in found.values()] or list(probe.errors.values())[-1:]
+        text = f"nothing can be compiled: {errors[0] if errors else 'jax said nothing'}"
+        return [Check("compiler", FAILURE, text, "see the failures above", vital=vital)]
     checks = []
     for generation in chips.GENERATIONS.values():
-        limits = f"a kernel has {generation.scoped_vmem_bytes >> 20} MiB of VMEM by default"
-        if bytes_ := vmem.get(generation.name):
-            limits += f", --vmem-limit up to {bytes_ >> 20} MiB"
-        if found is None:
-            said = probe.errors.get("generations", "jax or the kernel cannot be used")
-            checks.append(Check(generation.name, FAILURE, f"cannot be compiled for: {said}"))
-        elif error := found[generation.name].get("error"):
-            checks.append(Check(generation.name, FAILURE, f"libtpu does not compile for it: {error}"))
-        else:
-            checks.append(Check(generation.name, OK, f"libtpu knows it; {limits}"))
+        said = found[generation.name]
+        if "error" in said:
+            checks.append(Check(generation.name, FAILURE, f"libtpu does not compile for it: {said['error']}"))
+            continue
+        text = f"libtpu knows it; a kernel has {generation.scoped_vmem_bytes >> 20} MiB of VMEM by default"
+        if vmem := probe.answers.get("vmem", {}).get(generation.name):
+            text += f", --vmem-limit up to {vmem >> 20} MiB"
+        checks.append(Check(generation.name, OK, text))
     return checks
 
 

@@ -96,13 +96,20 @@ def libtpu_file() -> Path | None:
     return None
 
 
-def misfit() -> str | None:
-    """Why JAX cannot be used as it is installed, in a few words; None if nothing is known against it."""
+def too_old() -> str | None:
+    """Why the installed JAX is none that autotune works with, in a few words; None if it is one."""
     for need in own_needs():
         if need.name.startswith("jax") and need.installed is None:
             return f"{need.name} is not installed"
         if need.name.startswith("jax") and need.fits is False:
             return f"{need.name} {need.installed} is installed, and autotune needs {need.wanted}"
+    return None
+
+
+def misfit() -> str | None:
+    """Why JAX cannot be used as it is installed, in a few words; None if nothing is known against it."""
+    if why := too_old():
+        return why
     for need in needs("jax"):
         if need.name == "jaxlib" and need.fits is False:
             have = f"jaxlib {need.installed} is" if need.installed else "jaxlib is not"

@@ -69,7 +69,7 @@ def require_compiler() -> None:
     """
     from autotune import installed
 
-    why = installed.misfit()
+    why = installed.too_old()
     if why is None and installed.libtpu_file() is None:
         why = (
             "libtpu, which holds the TPU compiler, is not installed: on Linux x86-64 type "

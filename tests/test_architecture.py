@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 # From the ground up. A name that ends with a dot stands for all modules below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune", "autotune.errors"),
-    ("autotune.files",),
+    ("autotune.files", "autotune.installed"),
     ("autotune.kernel", "autotune.kernel.problem"),
     ("autotune.kernel.tiling", "autotune.kernel.workload"),
     ("autotune.kernel.rpa",),
@@ -57,6 +57,11 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "autotune.diff_formats",
         "autotune.explain_formats",
     ),
+    ("autotune.doctor_probe",),
+    ("autotune.doctor_checks",),
+    ("autotune.doctor_machine",),
+    ("autotune.doctor",),
+    ("autotune.doctor_formats",),
     ("autotune.commands.",),
     ("autotune.cli",),
     ("autotune.__main__", "autotune.commands.reference"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import NamedPath, Seconds, Size, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
@@ -20,7 +21,7 @@ FORMATS = ("text", "markdown", "json", "github")
 
 
 @click.command(epilog="Example: autotune check jax --compile --target v6e --limit 20")
-@click.argument("table")
+@click.argument("table", shell_complete=names_or_files(*TABLES))
 @click.option("--target", type=click.Choice(TARGETS), help="Only this generation's rows.")
 @click.option(
     "--compile", "compiling", is_flag=True, help="Compile the entries too, for each generation of the table."

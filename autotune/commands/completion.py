@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autotune.cli import COMPLETE_VARIABLE
+from autotune.commands.completing import COMPLETE_VARIABLE
 
 
 @click.command(epilog="Example: autotune completion bash >> ~/.bashrc")
@@ -24,8 +24,7 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from autotune.cli import cli
-
+    program = click.get_current_context().find_root().command
     kind = get_completion_class(shell)
     assert kind  # click has all three
-    click.echo(kind(cli, {}, "autotune", COMPLETE_VARIABLE).source())
+    click.echo(kind(program, {}, "autotune", COMPLETE_VARIABLE).source())

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
 
 @click.command(epilog='Example: autotune diff "jax:TPU v5" "jax:TPU v6" --format markdown')
-@click.argument("tables", nargs=-1, metavar="A B [MORE]...")
+@click.argument("tables", nargs=-1, metavar="A B [MORE]...", shell_complete=names_or_files(*TABLES))
 @click.option(
     "--results",
     "folders",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
 
@@ -37,7 +38,10 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     "for a patch to its table.",
 )
 @click.option(
-    "--base", metavar="TABLE", help="Merge into this table: a file, jax, a generation or a results folder."
+    "--base",
+    metavar="TABLE",
+    shell_complete=names_or_files(*TABLES),
+    help="Merge into this table: a file, jax, a generation or a results folder.",
 )
 @click.option(
     "--min-gain",

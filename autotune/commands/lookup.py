@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import NamedPath, Seconds, Size, cores
 from autotune.errors import UsageError
 
@@ -35,6 +36,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
     "--table",
     "tables",
     multiple=True,
+    shell_complete=names_or_files(*TABLES),
     help="Look there: a file, jax, a generation or a results folder. Repeatable. "
     "[default: jax, and the committed table of the generation]",
 )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import math
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from autotune.errors import UsageError
 from autotune.kernel.problem import DTYPE_BITS, Problem
@@ -52,23 +49,6 @@ class NamedPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-def names_or_files(*names: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """What completes a word that is one of these names or a file's."""
-
-    def complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        fitting = [CompletionItem(name) for name in names if name.startswith(incomplete)]
-        if not fitting:
-            return [CompletionItem(incomplete, type="file")]
-        # A shell adds files of its own only where no word fits.
-        files = sorted(path.name for path in Path().glob(f"{glob.escape(incomplete)}*"))
-        return fitting + [CompletionItem(name) for name in files if not name.startswith(".")]
-
-    return complete
-
-
-TABLES = ("jax", "v4", "v5e", "v5p", "v6e", "v7x")
-
-
 class Numbers(click.ParamType[tuple[int, ...]]):
     """Positive whole numbers, separated by commas."""
 
@@ -103,6 +83,8 @@ class Size(click.ParamType[int]):
 def command_name() -> str:
     """What was typed to start this: `autotune`, or its path where it is not on PATH."""
     name = sys.argv[0]
+    if Path(name).name == "__main__.py":
+        return "python -m autotune"
     on_path = shutil.which("autotune")
     if Path(name).name != "autotune" or (on_path and Path(on_path).resolve() == Path(name).resolve()):
         return "autotune"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.commands.completing import WORKLOADS, names_or_files
 from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size, command_name
 from autotune.errors import EXIT_INTERRUPTED, UsageError
@@ -45,6 +46,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     "workloads",
     multiple=True,
     metavar="NAME|FILE.csv",
+    shell_complete=names_or_files(*WORKLOADS),
     help="Ragged batch to judge by: mixed, decode-heavy, prefill-heavy, or a CSV file of q_len,kv_len lines. "
     "Repeatable. [default: the three]",
 )

@@ -166,9 +166,12 @@ def lock_holders(lockfile: Path = LOCKFILE, proc: Path = PROC) -> list[Holder]:
     """The processes that have libtpu's lockfile locked; process 0 for one that this container cannot see."""
     try:
         inode = str(lockfile.stat().st_ino)
-        locks = (proc / "locks").read_text().splitlines()
     except OSError:
         return []
+    try:
+        locks = (proc / "locks").read_text().splitlines()
+    except OSError:
+        locks = []
     # "1: POSIX  ADVISORY  WRITE 1234 08:01:393217 0 EOF": the inode ends the sixth field
     fields = [line.split() for line in locks]
     pids = {int(f[4]) for f in fields if len(f) > 5 and f[4].isdecimal() and f[5].rpartition(":")[2] == inode}
@@ -194,7 +197,7 @@ def _is_locked(path: Path) -> bool:
 
 def lock_is_stale(lockfile: Path = LOCKFILE, proc: Path = PROC) -> bool:
     """Whether libtpu's lockfile lies there and no process has it locked: a killed one left it behind."""
-    return lockfile.exists() and (proc / "locks").exists() and not lock_holders(lockfile, proc)
+    return lockfile.exists() and not lock_holders(lockfile, proc)
 
 
 def attached(
