@@ -65,6 +65,8 @@ def python() -> Check:
 def packages(needed: list[Need]) -> Check:
     """What autotune needs besides JAX."""
     others = [need for need in needed if not need.name.startswith("jax")]
+    # Without `packaging` nothing but this check is the poorer, and it says so below.
+    others = [need for need in others if need.name != "packaging" or need.installed]
     wrong = [need for need in others if need.fits is False]
     if wrong:
         said = ", ".join(

@@ -25,8 +25,11 @@ def command(deep: bool, out: Path | None, as_json: bool) -> None:
     who holds it; folders and their room; the TPU; and the generations that can be compiled for. Each line is
     ok, warning or failure. Exit code 3 if no sweep can run, on a TPU or for one.
 
-    docs/troubleshooting.md goes through the errors, with JAX's own: `NotImplementedError: TPU version must be
-    4 or higher.` and `ValueError: ... num_combined_kv_heads=12 can not be XLA fully tiled.`
+    docs/troubleshooting.md goes by the errors that one meets, JAX's own among them:
+
+    \b
+    NotImplementedError: TPU version must be 4 or higher.
+    ValueError: num_combined_kv_heads=12 can not be XLA fully tiled.
     """
     from autotune import doctor, doctor_formats
 
