@@ -28,6 +28,7 @@ COMMANDS = {
     "sweep": "Try block sizes on a TPU, or for one that is not here, and record every result.",
     "show": "Print the winners of a results folder.",
     "emit": "Write the Python table of tuned block sizes.",
+    "results": "List, export, merge or compact results folders.",
     "calibrate": "Fit the cost model to measured rows of a device.",
     "lookup": "Explain what block sizes a call gets, and why.",
     "check": "Check a table: keys no call finds, entries that do not fit or are slow.",

@@ -14,12 +14,12 @@ import queue
 import random
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from autotune import results
 from autotune.calibrate import current
 from autotune.devices import Devices
+from autotune.folders import Folder
 from autotune.kernel.inputs import pool_pages
 from autotune.kernel.interpret import cut
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
@@ -95,7 +95,7 @@ class DeviceSweep:
         search: Search,
         store: Store | None,
         known: Known,
-        folder: Path,
+        folder: Folder,
         devices: Devices,
         progress: Progress,
     ) -> None:
@@ -332,7 +332,7 @@ def run(
     plan: Plan,
     search: Search,
     store: Store | None,
-    folder: Path,
+    folder: Folder,
     jobs: int,
     timeout: float,
     devices: Devices,

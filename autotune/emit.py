@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune import merge, results, winners
 from autotune.errors import UsageError
+from autotune.folders import Folder
 from autotune.incumbents import incumbents_of
 from autotune.kernel import rpa
 from autotune.kernel.problem import BlockSizes, TableKey
@@ -52,7 +52,7 @@ class Winners:
         return self.merged.tables if self.merged else tables_of(self.lines)
 
 
-def winning_lines(folder: Path, target: str | None = None) -> pd.DataFrame:
+def winning_lines(folder: Folder, target: str | None = None) -> pd.DataFrame:
     """The winner of each entry in a results folder, today's look-up being the incumbent of ties.
 
     Raises:
@@ -62,7 +62,7 @@ def winning_lines(folder: Path, target: str | None = None) -> pd.DataFrame:
 
 
 def read(
-    folder: Path, *, target: str | None = None, base: Table | None = None, min_gain: float = 0.0
+    folder: Folder, *, target: str | None = None, base: Table | None = None, min_gain: float = 0.0
 ) -> Winners:
     """The winners of a results folder; ties go to the base's value, then to what JAX answers today.
 

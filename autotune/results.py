@@ -1,8 +1,8 @@
 """The parquet data set of a sweep: one row a (target, key, block sizes, workload, source), failures included.
 
-A data set is a folder. Each append writes a new file beside the others under a temporary name and renames it,
-so a reader sees whole files only, and any number of sweeps may append at once. Rows are never changed: the
-newest of two rows with one identity counts, and reading drops the others.
+A data set is a folder, of this machine or of a bucket. Each append publishes a new file beside the others,
+there whole or not at all, so any number of sweeps on any number of hosts may append at once. Rows are never
+changed: the newest of two rows with one identity counts, and reading drops the others.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
+import io
 import socket
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from autotune import folders
 from autotune.errors import UsageError
-from autotune.files import whole
+from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
 from autotune.rowcheck import flaw
@@ -209,85 +211,141 @@ _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
 ALWAYS = ("schema_version", "status", "time", "workload")
+# A reader lists the folder again where a file is gone: it was compacted into another.
+_ATTEMPTS = 5
 
 
-def append(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Add rows to a data set, all or none of them; they are on disk when this returns.
+def append(folder: Folder, rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Add rows to a data set, all or none of them; they are there to stay when this returns.
+
+    Returns the name of their file, None where there are no rows.
 
     Raises:
-      UsageError: the folder cannot be made or written.
+      UsageError: the folder cannot be made or written. MachineError: its bucket does not take them.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     table = pa.Table.from_pylist([dict(r) for r in rows], schema=schema())
     if not table.num_rows:
-        return
-    with whole(folder / f"rows-{uuid.uuid4().hex}.parquet") as file:
-        pq.write_table(table, file, compression="zstd")
+        return None
+    name = f"rows-{uuid.uuid4().hex}.parquet"
+    folders.publish(folder, name, parquet(table))
+    return name
 
 
-def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        what = "is no folder" if folder.exists() else "does not exist"
-        raise UsageError(f"results folder {str(folder)!r} {what}: `autotune sweep --out` makes one")
-    # Only files: to open a pipe of that name could wait for ever.
-    paths = (path for path in folder.glob("*.parquet") if not path.name.startswith("."))
-    return sorted(path for path in paths if path.is_file())
+def parquet(table: pa.Table) -> bytes:
+    """Rows as the content of a file."""
+    import pyarrow.parquet as pq
+
+    content = io.BytesIO()
+    pq.write_table(table, content, compression="zstd")
+    return content.getvalue()
 
 
-def read(folder: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """The rows of a data set, the newest of each identity, in an order that the files' names do not change.
-
-    columns: those to read, IDENTITY, status and time always among them; all by default.
+def names(folder: Folder) -> list[str]:
+    """The files of a data set, sorted; none where there is no folder.
 
     Raises:
-      UsageError: no such folder, or a file in it that is not of this schema; the message names it.
+      MachineError: its bucket cannot be listed.
     """
+    return [entry.name for entry in folders.entries(folder) if entry.name.endswith(".parquet")]
+
+
+def _names(folder: Folder) -> list[str]:
+    found = names(folder)
+    if not found and not folder.is_dir():
+        what = "is no folder" if folder.exists() else "does not exist"
+        raise UsageError(f"results folder {str(folder)!r} {what}: `autotune sweep --out` makes one")
+    return found
+
+
+def tables(folder: Folder, wanted: pa.Schema, only: Collection[str] | None = None) -> list[pa.Table]:
+    """Every row of a data set, doubles included, a table a file; text is dictionary-encoded.
+
+    wanted: a part of the schema. only: the files to read; those that are gone by now are passed over.
+
+    Raises:
+      UsageError: as `read`.
+    """
+    for attempt in range(_ATTEMPTS):
+        found = []
+        try:
+            for file in folders.files(folder, _names(folder) if only is None else sorted(only)):
+                try:
+                    found.append(_table(file, wanted))
+                except FileNotFoundError:
+                    # Its rows are in another file: it was compacted since the folder was listed.
+                    if only is None and attempt < _ATTEMPTS - 1:
+                        raise
+            return found
+        except FileNotFoundError:
+            continue
+    raise AssertionError("the last attempt returns")
+
+
+def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    try:
+        # An open handle, for a name ending in .parquet would else be looked at as a data set.
+        with path.open("rb") as handle:
+            file = pq.ParquetFile(handle)
+            held = file.schema_arrow.names
+            present = [name for name in wanted.names if name in held]
+            if "schema_version" not in held or len(set(held)) < len(held):
+                raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
+            # The same few words in every row are held once.
+            text = [name for name in _TEXT if name in present]
+            file = pq.ParquetFile(handle, metadata=file.metadata, read_dictionary=text)
+            table = file.read(columns=present)
+        for name in wanted.names:
+            if name not in present:
+                table = table.append_column(
+                    wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
+                )
+        table = table.select(wanted.names).cast(_encoded(wanted))
+        if wrong := flaw(table, SCHEMA_VERSION):
+            raise UsageError(f"{str(path)!r} holds {wrong}: move it out of the folder")
+        return table
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        raise UsageError(
+            f"{str(path)!r} cannot be read as parquet rows ({reason}): move it out of the folder"
+        ) from None
+
+
+def read(
+    folder: Folder, columns: Sequence[str] | None = None, only: Collection[str] | None = None
+) -> pd.DataFrame:
+    """The rows of a data set, the newest of each identity, in an order that the files' names do not change.
+
+    columns: those to read, IDENTITY, status and time always among them; all by default. only: the files to
+    read, by name; all by default.
+
+    Raises:
+      UsageError: no such folder, or a file in it that is not of this schema; the message names it.
+      MachineError: the bucket cannot be read.
+    """
+    import pyarrow as pa
+
     wanted = schema()
     if columns is not None:
-        names = [n for n in wanted.names if n in {*columns, *IDENTITY, *ALWAYS}]
-        wanted = pa.schema([wanted.field(name) for name in names])
-    tables = []
-    for path in _files(folder):
-        try:
-            # An open handle, for a name ending in .parquet would else be looked at as a data set.
-            with path.open("rb") as handle:
-                file = pq.ParquetFile(handle)
-                held = file.schema_arrow.names
-                present = [name for name in wanted.names if name in held]
-                if "schema_version" not in held or len(set(held)) < len(held):
-                    raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
-                # The same few words in every row are held once.
-                text = [name for name in _TEXT if name in present]
-                file = pq.ParquetFile(handle, metadata=file.metadata, read_dictionary=text)
-                table = file.read(columns=present)
-            for name in wanted.names:
-                if name not in present:
-                    table = table.append_column(
-                        wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
-                    )
-            table = table.select(wanted.names).cast(_encoded(wanted))
-            if wrong := flaw(table, SCHEMA_VERSION):
-                raise UsageError(f"{str(path)!r} holds {wrong}: move it out of the folder")
-            tables.append(table)
-        except (pa.ArrowException, OSError) as error:
-            reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-            raise UsageError(
-                f"{str(path)!r} cannot be read as parquet rows ({reason}): move it out of the folder"
-            ) from None
-    if not tables:
-        tables = [wanted.empty_table()]
+        wanted = pa.schema([f for f in wanted if f.name in {*columns, *IDENTITY, *ALWAYS}])
     # In one piece: taking rows out of many is slow.
-    table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-    tables.clear()
+    table = pa.concat_tables([_encoded(wanted).empty_table(), *tables(folder, wanted, only)])
+    table = table.unify_dictionaries().combine_chunks()
     code = codes(table, IDENTITY)
     order = np.argsort(code, kind="stable")
     if (code[order][1:] == code[order][:-1]).any():
-        order = np.lexsort((table["time"].to_numpy().view(np.int64), code))
+        time = table["time"].to_numpy().view(np.int64)
+        order = np.lexsort((time, code))
+        if ((code[order][1:] == code[order][:-1]) & (time[order][1:] == time[order][:-1])).any():
+            # Of one moment, on two hosts: which one counts must not hang on the names of files.
+            tied = [name for name in ("status", "latency_us") if name in table.column_names]
+            order = np.lexsort((codes(table, tied), time, code))
     code = code[order]
     newest = order[np.append(code[1:] != code[:-1], True)] if len(order) else order
     frame: pd.DataFrame = (

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune import results, winners
 from autotune.errors import UsageError
+from autotune.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def committed(generations: list[str]) -> Scoreboard | None:
     return read(folders, origin="the committed rows") if folders else None
 
 
-def read(folders: list[Path], origin: str | None = None) -> Scoreboard:
+def read(folders: Sequence[Folder], origin: str | None = None) -> Scoreboard:
     """The scoreboard of some results folders.
 
     Raises:

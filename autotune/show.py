@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune import results, winners
+from autotune.folders import Folder
 from autotune.incumbents import Incumbent, incumbent, incumbents_of
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
@@ -38,7 +38,7 @@ class Overview(NamedTuple):
     without_winner: list[tuple[str, TableKey, str]]
 
 
-def overview(folder: Path, target: str | None = None) -> Overview:
+def overview(folder: Folder, target: str | None = None) -> Overview:
     """What a results folder holds.
 
     Raises:

@@ -6,13 +6,13 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import results, space
 from autotune.calibrate import current
 from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
+from autotune.folders import Folder
 from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
 from autotune.pool import StartPool, Task
@@ -51,7 +51,7 @@ class Progress(Protocol):
     def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
 
 
-def load(folder: Path, request: Request, store: Store | None) -> Plan:
+def load(folder: Folder, request: Request, store: Store | None) -> Plan:
     """The plan of a sweep into a folder, which need not exist yet; store: verdicts of earlier sweeps."""
     frame = results.read(folder) if folder.is_dir() else None
     tools = results.Tools.installed()
@@ -110,7 +110,7 @@ def run(
     plan: Plan,
     search: Search,
     store: Store | None,
-    folder: Path,
+    folder: Folder,
     jobs: int,
     timeout: float,
     progress: Progress,

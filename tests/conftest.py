@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import signal
@@ -87,6 +88,27 @@ def listings(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
     )
     return kept
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Callable[[str], str]]:
+    """An S3 server of this machine, with an empty bucket; gives the URI of a folder in it."""
+    from moto.server import ThreadedMotoServer
+    from pyarrow import fs
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "test")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        fs.S3FileSystem(
+            endpoint_override=f"{host}:{port}", scheme="http", region="us-east-1", allow_bucket_creation=True
+        ).create_dir("bucket")
+        yield lambda name: f"s3://bucket/{name}?endpoint_override=http://{host}:{port}"
+    server.stop()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.conftest import ROOT
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune", "autotune.errors"),
     ("autotune.files", "autotune.installed"),
+    ("autotune.folders",),
     ("autotune.kernel", "autotune.kernel.problem"),
     ("autotune.kernel.tiling", "autotune.kernel.workload"),
     ("autotune.kernel.rpa",),
@@ -26,7 +27,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.tpu.session",),
     ("autotune.rowcheck", "autotune.rowcodes", "autotune.pool"),
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
-    ("autotune.winners", "autotune.workers", "autotune.owner", "autotune.shortlist"),
+    ("autotune.winners", "autotune.gather", "autotune.workers", "autotune.owner", "autotune.shortlist"),
     ("autotune.measure",),
     ("autotune.devices",),
     ("autotune.incumbents",),

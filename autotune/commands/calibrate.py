@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from autotune.commands.options import NamedPath
+from autotune.commands.options import NamedFolder
 from autotune.errors import UsageError
+from autotune.folders import Folder
 
 
 @click.command(epilog="Example: autotune calibrate results/measured")
-@click.argument("folder", type=NamedPath())
+@click.argument("folder", type=NamedFolder())
 @click.option(
     "--device-kind", help="Only rows of this device, as JAX spells it. [default: each in the folder]"
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be stored, and stop.")
-def command(folder: Path, device_kind: str | None, dry_run: bool) -> None:
+def command(folder: Folder, device_kind: str | None, dry_run: bool) -> None:
     """Fit the cost model to the measured rows of a results folder.
 
     The constants are stored with their origin and error in the user's configuration folder; a sweep for that

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedPath, Seconds, Size, cores
+from autotune.commands.options import NamedFolder, Seconds, Size, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
+from autotune.folders import Folder
 
 if TYPE_CHECKING:
     from autotune.check import Finding
@@ -51,7 +51,7 @@ FORMATS = ("text", "markdown", "json", "github")
 @click.option(
     "--results",
     "folders",
-    type=NamedPath(),
+    type=NamedFolder(),
     multiple=True,
     help="Rows to compare with. Repeatable. [default: those of the committed tables]",
 )
@@ -66,7 +66,7 @@ def command(
     jobs: int | None,
     compile_timeout: float,
     slower_than: float | None,
-    folders: tuple[Path, ...],
+    folders: tuple[Folder, ...],
     form: str,
     show_all: bool,
 ) -> None:

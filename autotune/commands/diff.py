@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedPath
+from autotune.commands.options import NamedFolder
 from autotune.errors import EXIT_DIFFERENT, UsageError
+from autotune.folders import Folder
 
 
 @click.command(epilog='Example: autotune diff "jax:TPU v5" "jax:TPU v6" --format markdown')
@@ -16,7 +15,7 @@ from autotune.errors import EXIT_DIFFERENT, UsageError
 @click.option(
     "--results",
     "folders",
-    type=NamedPath(),
+    type=NamedFolder(),
     multiple=True,
     help="Rows that say what choices cost. Repeatable. [default: those of the committed tables]",
 )
@@ -26,7 +25,7 @@ from autotune.errors import EXIT_DIFFERENT, UsageError
 @click.option("--all", "show_all", is_flag=True, help="Show every key, not the first few.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if the tables differ, as git does.")
 def command(
-    tables: tuple[str, ...], folders: tuple[Path, ...], form: str, show_all: bool, exit_code: bool
+    tables: tuple[str, ...], folders: tuple[Folder, ...], form: str, show_all: bool, exit_code: bool
 ) -> None:
     """Compare tables: keys added, removed and changed, and what each one's choices cost.
 

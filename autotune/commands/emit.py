@@ -7,14 +7,15 @@ from pathlib import Path
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedPath
+from autotune.commands.options import NamedFolder, NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
+from autotune.folders import Folder
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
-@click.argument("folder", type=NamedPath())
+@click.argument("folder", type=NamedFolder())
 @click.option("-o", "--output", type=NamedPath(), help="File to write. [default: the screen]")
 @click.option(
     "--allow-modelled",
@@ -53,7 +54,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 )
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the file would change.")
 def command(
-    folder: Path,
+    folder: Folder,
     output: Path | None,
     allow_modelled: bool,
     target: str | None,

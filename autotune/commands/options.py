@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
+from autotune import folders
 from autotune.errors import UsageError
+from autotune.folders import Folder
 from autotune.kernel.problem import DTYPE_BITS, Problem
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
@@ -47,6 +50,24 @@ class NamedPath(click.Path):
         if value == "":
             self.fail("the name is empty", param, ctx)
         return super().convert(value, param, ctx)
+
+
+class NamedFolder(click.ParamType[Folder]):
+    """A results folder: a path, or one in a bucket, s3://BUCKET/DIR or gs://BUCKET/DIR."""
+
+    name = "FOLDER"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Folder:
+        if not isinstance(value, str):
+            return value
+        if value == "":
+            self.fail("the name is empty", param, ctx)
+        return folders.parse(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type="dir")]
 
 
 class Numbers(click.ParamType[tuple[int, ...]]):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import click
 
 from autotune.cli import COMMANDS, cli
@@ -24,9 +26,19 @@ def reference() -> str:
     for name in COMMANDS:
         command = cli.get_command(top, name)
         assert command
-        context = click.Context(command, info_name=name, parent=top, terminal_width=80, max_content_width=80)
-        parts.append(f"## autotune {name}\n\n```\n{command.get_help(context)}\n```\n")
+        parts += _of(command, name, top)
     return "\n".join(parts)
+
+
+def _of(command: click.Command, name: str, parent: click.Context) -> Iterator[str]:
+    """A command's section, and those of the commands inside it."""
+    context = click.Context(command, info_name=name, parent=parent, terminal_width=80, max_content_width=80)
+    yield f"## {context.command_path}\n\n```\n{command.get_help(context)}\n```\n"
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            assert found
+            yield from _of(found, inner, context)
 
 
 if __name__ == "__main__":

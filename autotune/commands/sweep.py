@@ -13,8 +13,9 @@ import click
 
 from autotune.commands.completing import WORKLOADS, names_or_files
 from autotune.commands.key_options import KeyOptions, key_options
-from autotune.commands.options import NamedPath, Numbers, Percent, Seconds, Size, command_name
+from autotune.commands.options import NamedFolder, Numbers, Percent, Seconds, Size, command_name
 from autotune.errors import EXIT_INTERRUPTED, UsageError
+from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
 if TYPE_CHECKING:
@@ -118,7 +119,12 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     show_default=True,
     help="Seconds after which a run on the device counts as hanging.",
 )
-@click.option("--out", type=NamedPath(), help="Results folder; rows are added to it.")
+@click.option(
+    "--out",
+    type=NamedFolder(),
+    metavar="FOLDER",
+    help="Results folder to add rows to: a path, s3://BUCKET/DIR or gs://BUCKET/DIR.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 def command(
     target: str | None,
@@ -143,7 +149,7 @@ def command(
     precision: float,
     max_seconds: float | None,
     run_timeout: float,
-    out: Path | None,
+    out: Folder | None,
     dry_run: bool,
 ) -> None:
     """Try block sizes on a TPU generation and record every result.
@@ -164,7 +170,7 @@ def command(
     selection = chosen.select(max_num_seqs)
     if out is None and not dry_run:
         raise UsageError("--out is missing: name a results folder, such as --out results/first")
-    if out is not None and out.exists() and not out.is_dir():
+    if isinstance(out, Path) and out.exists() and not out.is_dir():
         raise UsageError(f"--out {str(out)!r} is a file: name a folder")
     try:
         settings = Settings(
@@ -262,7 +268,7 @@ def _run(
     plan: Plan,
     search: Search,
     store: Store | None,
-    out: Path,
+    out: Folder,
     jobs: int,
     timeout: float,
     devices: Devices | None,
@@ -283,7 +289,7 @@ def _run(
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _report(summary: Summary, plan: Plan, request: Request, out: Path, devices: Devices | None) -> None:
+def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None) -> None:
     from autotune import show
 
     if devices:

@@ -6,7 +6,9 @@ import importlib.util
 from importlib.metadata import version
 from pathlib import Path
 
+from autotune import folders
 from autotune.errors import MachineError, UsageError
+from autotune.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.tables.dialects import JAX
 from autotune.tables.source import read_file
@@ -45,6 +47,8 @@ def _whole(name: str) -> Table | None:
         return published()
     if name in GENERATIONS:
         return committed(name)
+    if "://" in name:
+        return _in_bucket(name)
     path = Path(name)
     try:
         if path.is_dir():
@@ -56,6 +60,13 @@ def _whole(name: str) -> Table | None:
     except (OSError, ValueError):  # a name that no file system takes
         return None
     return read_file(path)
+
+
+def _in_bucket(name: str) -> Table | None:
+    """The winners of a results folder in a bucket; None if the name ends with `:DEVICE`."""
+    if name.rpartition(":")[2] in (*GENERATIONS, *JAX.written.values()):
+        return None
+    return from_results(folders.parse(name))
 
 
 def published() -> Table:
@@ -109,7 +120,7 @@ def committed(generation: str) -> Table:
     )
 
 
-def from_results(folder: Path) -> Table:
+def from_results(folder: Folder) -> Table:
     """The winners of a results folder as a table of the jax dialect, ties going to what JAX answers today.
 
     Raises:

@@ -1,0 +1,126 @@
+"""`autotune results ls|export|merge|compact`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from autotune.commands.options import NamedFolder, NamedPath
+from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.folders import Folder
+    from autotune.gather import Gathered
+
+FORMATS = ("csv", "json", "parquet")
+
+
+@click.group(epilog="Example: autotune results merge results/host1 results/host2 -o results/all")
+def command() -> None:
+    """Look at results folders as a whole, and make one of several.
+
+    A folder is a path, s3://BUCKET/DIR or gs://BUCKET/DIR.
+    """
+
+
+@command.command(name="ls", epilog="Example: autotune results ls results/first --format json")
+@click.argument("folder", type=NamedFolder())
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "json")),
+    default="text",
+    show_default=True,
+    help="Of the list.",
+)
+def list_command(folder: Folder, form: str) -> None:
+    """List what a results folder holds: files, rows, targets, versions.
+
+    Of several rows of the same candidate the newest counts, and the others are called superseded.
+    """
+    import json
+
+    from autotune import gather
+
+    held = gather.inventory(folder)
+    if form == "json":
+        click.echo(json.dumps(held, indent=1))
+        return
+    for name, value in held.items():
+        if isinstance(value, dict):
+            value = ", ".join(f"{what} {count}" for what, count in value.items()) or "none"
+        click.echo(f"{name.replace('_', ' ') + ':':20}{'none' if value is None else value}")
+
+
+@command.command(epilog="Example: autotune results export results/first -o rows.csv")
+@click.argument("folder", type=NamedFolder())
+@click.option(
+    "-o",
+    "--output",
+    type=NamedPath(),
+    required=True,
+    help="File to write; its ending, .csv, .json or .parquet, says how.",
+)
+def export(folder: Folder, output: Path) -> None:
+    """Write the rows of a results folder as one file for other tools.
+
+    One row a candidate and workload, the newest. Times are ISO 8601; in CSV, lists are JSON.
+    """
+    form = output.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise UsageError(
+            f"-o {str(output)!r} ends with none of .csv, .json, .parquet, which say what to write"
+        )
+    from autotune import gather
+    from autotune.files import whole
+
+    content = gather.exported(folder, form)
+    with whole(output) as file:
+        file.write(content)
+
+
+@command.command(epilog="Example: autotune results merge results/host1 gs://bucket/host2 -o results/all")
+@click.argument("sources", type=NamedFolder(), nargs=-1, required=True, metavar="FOLDER...")
+@click.option(
+    "-o", "--output", type=NamedFolder(), required=True, help="Folder to add the rows to, new or old."
+)
+def merge(sources: tuple[Folder, ...], output: Folder) -> None:
+    """Add the rows of results folders to another.
+
+    Every row is kept, the same row once: merging again changes nothing, and the order of the folders plays no
+    part. Rows that disagree about a candidate are all kept and counted; the newest decides.
+    """
+    from autotune import gather
+
+    done = gather.merge(sources, output)
+    click.echo(f"{output}: {done.rows} rows, {done.new} of them new, in {_files(done)}")
+    _warn(done)
+
+
+@command.command(epilog="Example: autotune results compact results/first")
+@click.argument("folder", type=NamedFolder())
+def compact(folder: Folder) -> None:
+    """Make one file a target of a results folder's many.
+
+    The new file is there before the old ones are deleted. Sweeps into the folder may be running.
+    """
+    from autotune import gather
+
+    done = gather.compact(folder)
+    click.echo(f"{folder}: {done.rows} rows in {_files(done)}")
+    _warn(done)
+
+
+def _files(done: Gathered) -> str:
+    return f"{done.files} file" + ("" if done.files == 1 else "s")
+
+
+def _warn(done: Gathered) -> None:
+    if done.disagreeing:
+        click.echo(
+            f"{done.disagreeing} candidates of a workload have rows that disagree: all are kept, the newest "
+            "counts",
+            err=True,
+        )

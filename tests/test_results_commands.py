@@ -1,0 +1,250 @@
+"""`autotune results`, and what it stands on."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autotune import emit, folders, gather, results, show
+from autotune.errors import UsageError
+from autotune.tables.load import load
+from tests.test_results import TOOLS, make_row
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def raw(folder: Path) -> set[str]:
+    """Every row of every file, as text."""
+    found = [row for table in results.tables(folder, results.schema()) for row in table.to_pylist()]
+    texts = [json.dumps(row, default=str) for row in found]
+    assert len(texts) == len(set(texts)), "a row is there twice"
+    return set(texts)
+
+
+# Few values, so that identities, times and whole rows coincide often.
+ROWS = st.lists(
+    st.builds(
+        lambda pages, target, minute, latency, host, samples: make_row(
+            pages, target=target, minute=minute, latency_us=latency, host=host, samples_us=samples
+        ),
+        st.sampled_from([4, 8]),
+        st.sampled_from(["v5e", "v6e"]),
+        st.integers(0, 1),
+        st.sampled_from([1.0, 2.0]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from([None, [], [1.0], [1.0, 0.1]]),
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(parts=st.lists(ROWS, min_size=2, max_size=3), cuts=st.integers(1, 3), data=st.data())
+def test_merging_is_order_free_idempotent_and_loses_nothing(
+    parts: list[list[dict[str, Any]]], cuts: int, data: st.DataObject, tmp_path: Path
+) -> None:
+    base = tmp_path / uuid.uuid4().hex
+    sources = []
+    for number, rows in enumerate(parts):
+        (base / f"{number}").mkdir(parents=True)
+        sources.append(base / f"{number}")
+        for start in range(cuts):
+            results.append(sources[-1], rows[start::cuts])
+    shuffled = data.draw(st.permutations(sources))
+    first = gather.merge(sources, base / "first")
+    second = gather.merge(shuffled, base / "second")
+    assert first == second
+    if first.rows:
+        assert content(base / "first") == content(base / "second")
+        again = gather.merge([*shuffled, base / "first"], base / "first")
+        assert again == first._replace(new=0)
+        assert raw(base / "first") == {
+            json.dumps(row, default=str)
+            for rows in parts
+            for table in [results.schema().empty_table().from_pylist(rows, schema=results.schema())]
+            for row in table.to_pylist()
+        }
+        # One after the other into an old folder: the same rows, and compacted the same bytes.
+        for source in shuffled:
+            gather.merge([source], base / "third")
+        assert gather.compact(base / "third").rows == first.rows
+        assert content(base / "third") == content(base / "first")
+        assert results.read(base / "third").equals(results.read(base / "second"))
+
+
+def test_rows_that_disagree_are_kept_and_counted(autotune: Run, tmp_path: Path) -> None:
+    results.append(tmp_path / "a", [make_row(8, minute=1, latency_us=1.0, host="a"), make_row(4)])
+    results.append(tmp_path / "b", [make_row(8, minute=2, latency_us=2.0, host="b"), make_row(4, host="b")])
+    for order in ("a", "b"), ("b", "a"):
+        done = autotune("results", "merge", *order, "-o", "".join(order))
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"{''.join(order)}: 4 rows, 4 of them new, in 1 file\n"
+        assert "1 candidates of a workload have rows that disagree: all are kept, the newest" in done.stderr
+    assert content(tmp_path / "ab") == content(tmp_path / "ba")
+    frame = results.read(tmp_path / "ab").set_index("num_kv_pages_per_blk")
+    assert frame.loc[8, "latency_us"] == 2.0
+    again = autotune("results", "merge", "a", "-o", "ab")
+    assert again.stdout == "ab: 4 rows, 0 of them new, in 1 file\n"
+
+
+def test_of_one_moment_the_same_row_counts_whatever_the_files(tmp_path: Path) -> None:
+    rows = [make_row(latency_us=latency, host=f"{latency}") for latency in (1.0, 2.0, 3.0)]
+    for name, order in (("a", rows), ("b", rows[::-1])):
+        for number, row in enumerate(order):
+            folders.publish(
+                tmp_path / name,
+                f"{number}.parquet",
+                results.parquet(results.schema().empty_table().from_pylist([row], schema=results.schema())),
+            )
+    assert results.read(tmp_path / "a")["host"].tolist() == results.read(tmp_path / "b")["host"].tolist()
+
+
+def test_compacting_while_others_read_and_append(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    for pages in range(1, 9):
+        results.append(folder, [make_row(pages)])
+    stop, seen = threading.Event(), []
+
+    def reading() -> None:
+        while not stop.is_set():
+            seen.append(len(results.read(folder)))
+
+    thread = threading.Thread(target=reading)
+    thread.start()
+    try:
+        for pages in range(9, 25):
+            results.append(folder, [make_row(pages)])
+            gather.compact(folder)
+    finally:
+        stop.set()
+        thread.join()
+    assert seen
+    assert seen == sorted(seen), "rows were gone for a while"
+    assert seen[0] >= 8
+    assert len(results.names(folder)) == 1
+    assert len(results.read(folder)) == 24
+
+
+def test_compacting_again_changes_nothing_and_copies_are_harmless(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    for pages in (4, 8):
+        for target in ("v5e", "v6e"):
+            results.append(folder, [make_row(pages, target=target)])
+    before, old = results.read(folder), content(folder)
+    assert gather.compact(folder) == gather.Gathered(4, 0, 0, 2)
+    done = content(folder)
+    assert gather.compact(folder) == gather.Gathered(4, 0, 0, 2)
+    assert content(folder) == done
+    # Stopped after the new files were there, and before the old ones were deleted.
+    for name, data in old.items():
+        folders.publish(folder, name, data)
+    assert results.read(folder).equals(before)
+    gather.compact(folder)
+    assert content(folder) == done
+
+
+def test_a_file_that_cannot_be_read_stops_both_before_anything_is_written(tmp_path: Path) -> None:
+    results.append(tmp_path / "a", [make_row(4)])
+    results.append(tmp_path / "a", [make_row(8)])
+    (tmp_path / "a" / "rows-broken.parquet").write_bytes(b"PAR1")
+    before = content(tmp_path / "a")
+    with pytest.raises(UsageError, match="rows-broken"):
+        gather.compact(tmp_path / "a")
+    with pytest.raises(UsageError, match="rows-broken"):
+        gather.merge([tmp_path / "a"], tmp_path / "c")
+    assert content(tmp_path / "a") == before
+    assert not (tmp_path / "c").exists()
+
+
+def test_ls(autotune: Run, tmp_path: Path) -> None:
+    results.append(tmp_path / "r", [make_row(4, minute=1), make_row(8, status="vmem_oom"), make_row(4)])
+    results.append(tmp_path / "r", [make_row(4, target="v5e", source="measured", minute=5, workload="x")])
+    done = autotune("results", "ls", "r", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    held = json.loads(done.stdout)
+    size = sum(path.stat().st_size for path in (tmp_path / "r").iterdir())
+    assert (held["files"], held["bytes"], held["rows"], held["superseded"]) == (2, size, 3, 1)
+    assert (held["keys"], held["candidates"]) == (2, 3)
+    assert held["target"] == {"v5e": 1, "v6e": 2}
+    assert held["source"] == {"measured": 1, "modelled": 2}
+    assert held["status"] == {"ok": 2, "vmem_oom": 1}
+    assert held["jax"] == {TOOLS.jax: 3}
+    assert held["workload"] == {"mixed": 2, "x": 1}
+    assert (held["first"], held["last"]) == ("2026-01-01T00:00:00+00:00", "2026-01-01T00:05:00+00:00")
+    text = autotune("results", "ls", "r").stdout
+    assert "rows:               3\n" in text
+    assert "target:             v5e 1, v6e 2\n" in text
+
+
+def test_export(autotune: Run, tmp_path: Path) -> None:
+    row = make_row(latency_us=1.5, cycles=[1, 2, 3, 4], samples_us=[1.0, 2.0])
+    results.append(tmp_path / "r", [make_row(latency_us=9.0, minute=-1), row, make_row(4, error='a "b",\nc')])
+    for name in ("x.csv", "x.json", "x.parquet"):
+        done = autotune("results", "export", "r", "-o", name)
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    with (tmp_path / "x.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    loaded = json.loads((tmp_path / "x.json").read_text())
+    frame = pq.ParquetFile(tmp_path / "x.parquet").read().to_pylist()
+    assert len(lines) == len(loaded) == len(frame) == 2
+    assert list(lines[0]) == list(loaded[0]) == results.schema().names
+    assert lines[0]["error"] == loaded[0]["error"] == 'a "b",\nc'
+    assert (lines[1]["cycles"], lines[1]["latency_us"]) == ("[1, 2, 3, 4]", "1.5")
+    assert lines[1]["chip"] == "" and loaded[1]["chip"] is None
+    assert loaded[1]["time"] == lines[1]["time"] == "2026-01-01T00:00:00+00:00"
+    assert frame[1] == row
+    assert pd.read_csv(tmp_path / "x.csv")["latency_us"].tolist()[1] == 1.5
+    wrong = autotune("results", "export", "r", "-o", "x.xls")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "Error: -o 'x.xls' ends with none of .csv, .json, .parquet, which say what to write\n",
+    )
+
+
+def test_in_a_bucket(autotune: Run, tmp_path: Path, s3: Callable[[str], str]) -> None:
+    results.append(tmp_path / "a", [make_row(4, latency_us=1.0), make_row(8, latency_us=2.0)])
+    uri = s3(uuid.uuid4().hex)
+    done = autotune("results", "merge", "a", "-o", uri)
+    assert done.stdout == f"{uri}: 2 rows, 2 of them new, in 1 file\n", done.stderr
+    assert results.read(folders.parse(uri)).equals(results.read(tmp_path / "a"))
+    assert gather.compact(folders.parse(uri)).files == 1
+    assert gather.inventory(folders.parse(uri))["rows"] == 2
+    assert (
+        autotune("emit", uri, "--allow-modelled").stdout
+        == emit.emit(emit.read(tmp_path / "a"), allow_modelled=True).text
+    )
+    assert show.overview(folders.parse(uri)).lines == show.overview(tmp_path / "a").lines
+    for name in (uri, f"{uri}:v6e"):
+        assert load(name).devices == load(str(tmp_path / "a")).devices
+    assert "no measured rows" in autotune("calibrate", uri).stderr
+    with pytest.raises(UsageError, match=r"nothing\S* does not exist"):
+        results.read(folders.parse(s3("nothing")))
+    absent = autotune("show", uri.replace("//bucket", "//none"))
+    assert absent.returncode == 3
+    assert absent.stderr == "Error: bucket 'none' does not exist: make it first, or correct the name\n"
+
+
+def test_every_command_inside_has_help_with_an_example() -> None:
+    from autotune.commands.results import command
+
+    assert set(command.commands) == {"ls", "export", "merge", "compact"}
+    for name, inner in command.commands.items():
+        assert inner.help
+        assert inner.epilog
+        assert inner.epilog.startswith(f"Example: autotune results {name} ")
