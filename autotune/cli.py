@@ -30,6 +30,7 @@ COMMANDS = {
     "emit": "Write the Python table of tuned block sizes.",
     "results": "List, export, merge or compact results folders.",
     "calibrate": "Fit the cost model to measured rows of a device.",
+    "keys": "Print the keys that models and shapes stand for.",
     "lookup": "Explain what block sizes a call gets, and why.",
     "check": "Check a table: keys no call finds, entries that do not fit or are slow.",
     "diff": "Compare tables, and say what each one's choices cost.",

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from autotune.commands.options import parse_shape
+from autotune.commands.options import Numbers, parse_shape
 from autotune.errors import UsageError
-from autotune.kernel.problem import Problem, TableKey
+from autotune.kernel.problem import DTYPE_BITS, Problem, TableKey
+
+if TYPE_CHECKING:
+    from autotune.keyset import Entry
+    from autotune.models import Model
 
 PRESETS = ("smoke", "published")
+# vLLM's names of its two, and the kernel's own.
+_ALIASES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+_LISTED = 60  # lines of the listing before a sweep
 
 _OPTIONS = (
     click.option("--preset", type=click.Choice(PRESETS), help="A named set of keys."),
@@ -25,6 +33,53 @@ _OPTIONS = (
         help="A call's shape: q_heads, kv_heads, head_dim, page_size, max_num_batched_tokens, max_model_len, "
         "and if not bfloat16, q_dtype and kv_dtype. Stands for the key that JAX looks it up by. Repeatable.",
     ),
+    click.option(
+        "--model",
+        "models",
+        multiple=True,
+        metavar="CONFIG.JSON|NAME",
+        help="A model as it is served: its Hugging Face config.json, the folder of it, or a built-in name "
+        "such as llama-3.1-8b (autotune keys --list-models). Repeatable.",
+    ),
+    click.option("--tp", type=Numbers(), help="Chips that a --model's heads are divided among. [default: 1]"),
+    click.option(
+        "--max-num-batched-tokens",
+        "tokens",
+        type=Numbers(),
+        help="Tokens of a batch of a --model; name all sizes that the stack pads batches to. [default: 2048]",
+    ),
+    click.option(
+        "--max-model-len",
+        "lengths",
+        type=Numbers(),
+        help="Tokens that one sequence of a --model can hold. [default: its own longest]",
+    ),
+    click.option(
+        "--page-size",
+        "page_sizes",
+        type=Numbers(),
+        help="Tokens of a page for a --model. [default: what vLLM takes on TPUs for the length]",
+    ),
+    click.option(
+        "--dtype", type=click.Choice(["bfloat16", "float32"]), help="A --model's dtype. [default: its own]"
+    ),
+    click.option(
+        "--kv-dtype",
+        type=click.Choice([*DTYPE_BITS, *_ALIASES]),
+        help="Dtype of a --model's KV cache. [default: that of the model]",
+    ),
+    click.option(
+        "--keys",
+        "files",
+        multiple=True,
+        metavar="FILE",
+        help="Keys that `autotune keys` wrote, csv or json; - for standard input. Repeatable.",
+    ),
+    click.option(
+        "--pad-heads",
+        is_flag=True,
+        help="Where heads do not tile, take the nearest layout that does, and say what serving must do.",
+    ),
 )
 
 
@@ -34,46 +89,118 @@ class KeyOptions:
 
     preset: str | None
     shapes: tuple[str, ...]
+    models: tuple[str, ...]
+    tp: tuple[int, ...] | None
+    tokens: tuple[int, ...] | None
+    lengths: tuple[int, ...] | None
+    page_sizes: tuple[int, ...] | None
+    dtype: str | None
+    kv_dtype: str | None
+    files: tuple[str, ...]
+    pad_heads: bool
 
     def select(self, max_num_seqs: int) -> Selection:
-        """What was typed, parsed; jax is not needed for that.
+        """What was typed, with its files read and parsed; jax is not needed for that.
 
         Raises:
           UsageError: nothing was typed, or something that no call can have.
         """
-        if not self.preset and not self.shapes:
-            raise UsageError("nothing to sweep: give --preset smoke, --preset published or a --shape")
-        return Selection(self.preset, tuple(parse_shape(text, max_num_seqs) for text in self.shapes))
+        from autotune import key_files, known_models
+
+        if not (self.preset or self.shapes or self.models or self.files):
+            raise UsageError(
+                "nothing to sweep: give --preset smoke, --preset published, a --model, a --shape or --keys"
+            )
+        serving = {
+            "--tp": self.tp,
+            "--max-num-batched-tokens": self.tokens,
+            "--max-model-len": self.lengths,
+            "--page-size": self.page_sizes,
+            "--dtype": self.dtype,
+            "--kv-dtype": self.kv_dtype,
+        }
+        if not self.models and (given := [name for name, value in serving.items() if value]):
+            raise UsageError(f"{given[0]} is of a --model, and none is named: a --shape says it all itself")
+        return Selection(
+            chosen=self,
+            max_num_seqs=max_num_seqs,
+            problems=tuple(parse_shape(text, max_num_seqs) for text in self.shapes),
+            models=tuple(known_models.find(text) for text in dict.fromkeys(self.models)),
+            read=tuple(itertools.chain.from_iterable(map(key_files.read, self.files))),
+        )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Keys that are meant: those of a preset and those of calls' shapes."""
+    """Keys that are meant: what was typed, with its shapes, models and files as values."""
 
-    preset: str | None
+    chosen: KeyOptions
+    max_num_seqs: int
     problems: tuple[Problem, ...]
+    models: tuple[Model, ...]
+    read: tuple[tuple[TableKey, str, str], ...]
 
-    def keys(self) -> tuple[TableKey, ...]:
-        """The canonical keys, each once; says on stderr which of them stand for another shape.
+    def keys(self, target: str | None) -> dict[TableKey, str]:
+        """The canonical keys, each once, with its origin; says on stderr what stands for what.
+
+        target: a generation, of which earlier compiles may know what a layout costs.
 
         Raises:
-          UsageError: the kernel does not tile a shape's heads, or no padded shape has its key.
+          UsageError: the kernel does not tile the heads of a shape or model, or no call has a key.
         """
-        from autotune import presets
-        from autotune.kernel.tiling import sweep_key
+        from autotune import keyset, presets
+        from autotune.estimates import Estimates
+        from autotune.keyset import Asked, Entry, Serving
+        from autotune.store import Store, default_path
+        from autotune.tpu import chips
 
-        keys: dict[TableKey, None] = dict.fromkeys(presets.keys(self.preset) if self.preset else ())
-        for problem in self.problems:
-            key = sweep_key(problem)
-            keys[key] = None
-            if key.canonical_problem(problem.max_num_seqs) != problem:
-                click.echo(
-                    f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}, "
-                    f"max_model_len={problem.max_model_len}: JAX looks this shape up under the key "
-                    f"({', '.join(map(str, key))}), so it is swept at that padded shape",
-                    err=True,
-                )
-        return tuple(keys)
+        estimates = None
+        if target:
+            estimates = Estimates(chips.by_name(target), Store(default_path()), self.max_num_seqs)
+        resolve = functools.partial(keyset.resolve, pad_heads=self.chosen.pad_heads, estimates=estimates)
+        name = self.chosen.preset
+        entries = [Entry(key, f"preset {name}") for key in presets.keys(name)] if name else []
+        lines = []
+        for entry in resolve(Asked(problem, "--shape") for problem in self.problems):
+            entries.append(entry)
+            lines += _of_shape(entry)
+        chosen = self.chosen
+        serving = Serving(
+            tps=chosen.tp or (1,),
+            tokens=chosen.tokens,
+            lengths=chosen.lengths,
+            page_sizes=chosen.page_sizes,
+            dtype=chosen.dtype,
+            kv_dtype=_ALIASES.get(chosen.kv_dtype or "", chosen.kv_dtype),
+            max_num_seqs=self.max_num_seqs,
+        )
+        for model in self.models:
+            of_model = resolve(keyset.of_model(model, serving))
+            entries += of_model
+            lines += keyset.listing(model, of_model, recommended=not chosen.page_sizes)
+        from_files, notes = keyset.canonical(self.read)
+        entries += from_files
+        lines += notes
+        for line in lines[:_LISTED]:
+            click.echo(line, err=True)
+        if len(lines) > _LISTED:
+            click.echo(f"and {len(lines) - _LISTED} lines more: `autotune keys` prints all keys", err=True)
+        return keyset.merged(entries)
+
+
+def _of_shape(entry: Entry) -> list[str]:
+    """What to say of a --shape: nothing where it is its own key's."""
+    problem = entry.problem
+    assert problem is not None
+    if entry.padded:
+        return [f"{entry.padded.advice(problem)}; swept as ({', '.join(map(str, entry.key))})"]
+    if entry.key.canonical_problem(problem.max_num_seqs) == problem:
+        return []
+    return [
+        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}, "
+        f"max_model_len={problem.max_model_len}: JAX looks this shape up under the key "
+        f"({', '.join(map(str, entry.key))}), so it is swept at that padded shape"
+    ]
 
 
 def key_options(command: Callable[..., Any]) -> Callable[..., Any]:

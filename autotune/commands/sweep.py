@@ -190,13 +190,13 @@ def command(
     from autotune.store import Store, default_path
     from autotune.tpu import chips
 
-    keys = selection.keys()
+    keys = selection.keys(target or ("v6e" if interpret else None))
     # The TPU is asked for last: it takes seconds to start.
     found = attached.attached() if target is None and not interpret else None
     named = workloads or tuple(workload.GENERATORS)
     request = Request(
         generation=found.generation if found else chips.by_name(target or "v6e"),
-        keys=keys,
+        keys=tuple(keys),
         kv_pages=kv_pages,
         queries=queries,
         workloads=tuple(

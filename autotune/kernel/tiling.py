@@ -87,14 +87,28 @@ def sweep_key(problem: Problem) -> TableKey:
     group = next_power_of_2(problem.num_q_heads // problem.num_kv_heads)
     kv_heads = next_power_of_2(problem.num_kv_heads)
     raise UsageError(
-        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}: the kernel puts all heads of this "
-        f"shape in one block and looks it up as ({key.num_q_heads_per_blk}, {key.num_kv_heads_per_blk}), a "
-        f"key that no padded shape has; pad to q_heads={group * kv_heads}, kv_heads={kv_heads} and sweep that"
+        f"{why_not(problem)}; pad to q_heads={group * kv_heads}, kv_heads={kv_heads} and sweep that"
+    )
+
+
+def why_not(problem: Problem) -> str:
+    """Why no key can be tuned for a call of this shape, for one that `sweep_key` refuses."""
+    heads = f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}"
+    if heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype) is None:
+        return (
+            f"{heads} with {problem.kv_dtype} KV: the kernel raises "
+            f"'num_combined_kv_heads={2 * problem.num_kv_heads} can not be XLA fully tiled', as 2 * kv_heads "
+            "over the dtype's packing in 32 bits must be 1, 2, 4, 8 or a multiple of 8"
+        )
+    key = table_key(problem)
+    return (
+        f"{heads}: the kernel puts all heads of this shape in one block and looks it up as "
+        f"({key.num_q_heads_per_blk}, {key.num_kv_heads_per_blk}), a key that no padded shape has"
     )
 
 
 def supported_layouts(problem: Problem) -> Iterator[HeadLayout]:
-    """Head layouts near the problem's own that the installed kernel tiles, the cheapest first.
+    """Head layouts near the problem's own that the installed kernel tiles.
 
     Padded: whole groups of a KV head and its query heads are added and their output dropped. Repeated: each
     KV head is stored several times, and its query heads are shared out among the copies.
@@ -117,15 +131,8 @@ def supported_layouts(problem: Problem) -> Iterator[HeadLayout]:
 
 def explain_untileable(problem: Problem) -> str:
     """One line: why the kernel refuses these heads, and which layouts it takes."""
-    combined = 2 * problem.num_kv_heads
-    options = (
+    layouts = (
         f"{layout.num_kv_heads} KV and {layout.num_q_heads} query heads ({layout.how})"
         for layout in supported_layouts(problem)
     )
-    return (
-        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads} with {problem.kv_dtype} KV: the "
-        f"kernel raises 'num_combined_kv_heads={combined} can not be XLA fully tiled', as 2 * kv_heads over "
-        "the dtype's packing in 32 bits must be 1, 2, 4, 8 or a multiple of 8; lay the heads out as "
-        + " or as ".join(options)
-        + " and sweep that"
-    )
+    return f"{why_not(problem)}; lay the heads out as " + " or as ".join(layouts) + " and sweep that"

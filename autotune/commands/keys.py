@@ -1,0 +1,59 @@
+"""`autotune keys`."""
+
+from __future__ import annotations
+
+import click
+
+from autotune.commands.key_options import KeyOptions, key_options
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS
+from autotune.key_files import FORMATS, render
+
+TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
+
+
+@click.command(
+    epilog="Example: autotune keys --model llama-3.1-8b --tp 1,8 --max-model-len 8192 "
+    "--max-num-batched-tokens 1024,2048 --format json"
+)
+@key_options
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1, 65536),
+    default=DEFAULT_MAX_NUM_SEQS,
+    show_default=True,
+    help="The most sequences of a batch; long pages are recommended for many.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    help="TPU generation to say what layouts cost on, where heads do not tile.",
+)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="csv", show_default=True)
+@click.option(
+    "--list-models", is_flag=True, help="Print the built-in models, each with its source, and stop."
+)
+def command(chosen: KeyOptions, max_num_seqs: int, target: str | None, form: str, list_models: bool) -> None:
+    """Print the keys that models, shapes and presets stand for, to be swept elsewhere with --keys.
+
+    A model's heads are divided among --tp chips as serving stacks do it: query heads evenly, and KV heads
+    too, or each on several chips where there are fewer of them. What a model's keys do not hold, such as a
+    sliding window, and heads that are padded are told on standard error.
+    """
+    if list_models:
+        click.echo(_models(), nl=False)
+        return
+    selection = chosen.select(max_num_seqs)
+    click.echo(render(selection.keys(target), form), nl=False)
+
+
+def _models() -> str:
+    from autotune.known_models import KNOWN
+
+    lines = [f"{'name':16}  q heads  kv heads  dim  longest  window      source"]
+    for name, line in KNOWN.items():
+        window = f"{line.window}{' (some)' if line.some else ''}" if line.window else ""
+        lines.append(
+            f"{name:16}  {line.num_q_heads:>7}  {line.num_kv_heads:>8}  {line.head_dim:>3}  "
+            f"{line.max_model_len:>7}  {window:10}  {line.source}"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,184 @@
+"""Keys to sweep: those of models as they are served, of calls' shapes, of presets and of files of keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+from autotune.errors import UsageError
+from autotune.estimates import Estimates
+from autotune.heads import Option, nearest, options, refusal
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Problem, TableKey
+from autotune.kernel.tiling import canonical_key, sweep_key
+from autotune.key_files import MAX_KEYS
+from autotune.models import Model, per_chip, recommended_page_size
+
+# vLLM's max_num_batched_tokens where nobody gives one (SchedulerConfig in vllm/config/scheduler.py).
+DEFAULT_TOKENS = 2048
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serving:
+    """How models are served. None: of tokens vLLM's default, of lengths the model's longest, of page_sizes
+    the recommended one for each length, of dtypes the model's own, and q's for the KV cache."""
+
+    tps: tuple[int, ...] = (1,)
+    tokens: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None
+    page_sizes: tuple[int, ...] | None = None
+    dtype: str | None = None
+    kv_dtype: str | None = None
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """One call's shape that a key is wanted for, and who wants it."""
+
+    problem: Problem
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A key to sweep and who wants it. problem: the call it stands for, as it is served, if one is known.
+
+    padded: the layout that takes the place of heads that do not tile.
+    """
+
+    key: TableKey
+    origin: str
+    problem: Problem | None = None
+    padded: Option | None = None
+
+
+def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
+    """The calls of a model as it is served: one for each tp, length, page size and number of tokens.
+
+    Raises:
+      UsageError: its heads cannot be divided so, or it names no longest length and none is given.
+    """
+    lengths = serving.lengths or ((model.max_model_len,) if model.max_model_len else ())
+    if not lengths:
+        raise UsageError(f"{model.name}: {model.source} names no longest length: give --max-model-len")
+    dtype = serving.dtype or model.dtype
+    for tp in serving.tps:
+        for attention in model.attentions:
+            q_heads, kv_heads = per_chip(model, attention, tp)
+            layers = f" {attention.layers}" if attention.layers else ""
+            for length in lengths:
+                for page in serving.page_sizes or (recommended_page_size(length, serving.max_num_seqs),):
+                    for tokens in serving.tokens or (DEFAULT_TOKENS,):
+                        problem = Problem(
+                            q_dtype=dtype,
+                            kv_dtype=serving.kv_dtype or dtype,
+                            num_q_heads=q_heads,
+                            num_kv_heads=kv_heads,
+                            head_dim=attention.head_dim,
+                            page_size=page,
+                            max_num_batched_tokens=tokens,
+                            pages_per_seq=-(-length // page),
+                            max_num_seqs=serving.max_num_seqs,
+                        )
+                        yield Asked(problem, f"{model.name} tp={tp}{layers}")
+
+
+def resolve(
+    asked: Iterable[Asked],
+    *,
+    pad_heads: bool = False,
+    estimates: Estimates | None = None,
+) -> list[Entry]:
+    """The canonical key of each call, in their order.
+
+    pad_heads: where heads do not tile, take the nearest layout that does. estimates: what layouts cost.
+
+    Raises:
+      UsageError: heads do not tile and pad_heads is not set; the message names the layouts, what each costs
+        and who asked.
+    """
+    entries = []
+    for one in asked:
+        try:
+            entries.append(Entry(sweep_key(one.problem), one.origin, one.problem))
+        except UsageError:
+            choices = options(one.problem, estimates)
+            if not pad_heads:
+                raise UsageError(f"{one.origin}: {refusal(one.problem, choices)}") from None
+            layout = nearest(choices)
+            entries.append(Entry(layout.key, one.origin, one.problem, layout))
+    return entries
+
+
+def canonical(keys: Iterable[tuple[TableKey, str, str]]) -> tuple[list[Entry], list[str]]:
+    """Entries of (key, origin, place) as a file holds them, and a line for each key that is not canonical.
+
+    Raises:
+      UsageError: no call has such a key, or anything like it.
+    """
+    entries, notes = [], []
+    for key, origin, place in keys:
+        own = canonical_key(key)
+        if own is None:
+            raise UsageError(
+                f"{place}: ({', '.join(map(str, key))}) is a key that no call has: the kernel does not tile "
+                f"{key.num_q_heads_per_blk} query and {key.num_kv_heads_per_blk} KV heads; name the call by "
+                "--shape to see which it does"
+            )
+        if own != key:
+            notes.append(
+                f"{place}: ({', '.join(map(str, key))}) is looked up as ({', '.join(map(str, own))}), so it "
+                "is swept as that"
+            )
+        entries.append(Entry(own, origin))
+    return entries, notes
+
+
+def merged(entries: Iterable[Entry]) -> dict[TableKey, str]:
+    """Each key once, in their order, with everyone who wants it.
+
+    Raises:
+      UsageError: there are more keys than a sweep can hold.
+    """
+    wanted: dict[TableKey, dict[str, None]] = {}
+    for entry in entries:
+        wanted.setdefault(entry.key, {})[entry.origin] = None
+        if len(wanted) > MAX_KEYS:
+            raise UsageError(f"more than {MAX_KEYS} keys: name fewer lengths, tokens or models")
+    return {key: "; ".join(filter(None, origins)) for key, origins in wanted.items()}
+
+
+def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterator[str]:
+    """A model's keys for a reader: per-chip heads, each key with the serving limits behind it, what to know.
+
+    recommended: whether nobody named the page size.
+    """
+    heads = None
+    for entry in entries:
+        problem = entry.problem
+        assert problem is not None
+        now = (entry.origin, problem.num_q_heads, problem.num_kv_heads, problem.head_dim)
+        if now != heads:
+            heads = now
+            yield (
+                f"{entry.origin} ({model.source}): {problem.num_q_heads} query and {problem.num_kv_heads} KV "
+                f"heads of {problem.head_dim} on a chip"
+            )
+            if entry.key.head_dim != problem.head_dim:
+                ratio = entry.key.head_dim / problem.head_dim
+                yield (
+                    f"  head_dim {problem.head_dim} is looked up, and swept, as {entry.key.head_dim}: "
+                    f"padded to that, as vLLM does, the KV cache takes {ratio:.3g} times its bytes"
+                )
+            if entry.padded:
+                yield f"  {entry.padded.advice(problem)}"
+        page = f"{problem.page_size}{' (recommended)' if recommended else ''}"
+        above = ""
+        if model.max_model_len and problem.max_model_len >= model.max_model_len + problem.page_size:
+            above = f", above the model's own {model.max_model_len}"
+        yield (
+            f"  tokens {problem.max_num_batched_tokens}, length {problem.max_model_len}{above}, page {page}: "
+            f"key ({', '.join(map(str, entry.key))})"
+        )
+    for note in model.notes:
+        yield f"  {note}"

@@ -1,0 +1,380 @@
+"""Keys: of models and shapes, padded where heads do not tile, written to files and read back."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune import key_files, scoreboard
+from autotune.cli import cli
+from autotune.errors import UsageError
+from autotune.estimates import Estimates
+from autotune.heads import options
+from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
+from autotune.kernel.tiling import canonical_key, heads_per_blk, is_canonical
+from autotune.keyset import Asked, Serving, canonical, listing, merged, of_model, resolve
+from autotune.known_models import known
+from autotune.model_config import read_config
+from autotune.results import Tools
+from autotune.store import Store
+from autotune.tpu import chips
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
+from tests.test_models import CONFIGS
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def problem(q_heads: int, kv_heads: int, **changes: Any) -> Problem:
+    fields = {
+        "head_dim": 128,
+        "page_size": 128,
+        "max_num_batched_tokens": 2048,
+        "pages_per_seq": 16,
+        **changes,
+    }
+    return Problem(num_q_heads=q_heads, num_kv_heads=kv_heads, **fields)
+
+
+def keys_of(name: str, **serving: Any) -> list[TableKey]:
+    return [entry.key for entry in resolve(of_model(known(name), Serving(**serving)))]
+
+
+def test_a_model_stands_for_the_keys_of_its_heads_on_a_chip() -> None:
+    """By hand: 32 query and 8 KV heads, by four chips and by sixteen."""
+    found = keys_of("llama-3.1-8b", tps=(4, 16), tokens=(512, 1024), lengths=(2048, 4000))
+    bf16 = ("bfloat16", "bfloat16")
+    assert found == [
+        TableKey(*bf16, 8, 2, 128, 128, 512, 2048),
+        TableKey(*bf16, 8, 2, 128, 128, 1024, 2048),
+        TableKey(*bf16, 8, 2, 128, 256, 512, 4096),
+        TableKey(*bf16, 8, 2, 128, 256, 1024, 4096),
+        TableKey(*bf16, 2, 1, 128, 128, 512, 2048),
+        TableKey(*bf16, 2, 1, 128, 128, 1024, 2048),
+        TableKey(*bf16, 2, 1, 128, 256, 512, 4096),
+        TableKey(*bf16, 2, 1, 128, 256, 1024, 4096),
+    ]
+    assert keys_of("llama-3.1-8b", lengths=(2048,), page_sizes=(16,), kv_dtype="float8_e5m2") == [
+        TableKey("bfloat16", "float8_e5m2", 32, 8, 128, 16, 2048, 2048)
+    ]
+
+
+def test_head_dim_64_is_looked_up_as_128_and_said_to_cost_twice_the_cache() -> None:
+    model = read_config(CONFIGS / "gpt-oss-20b.json")
+    entries = resolve(of_model(model, Serving(tps=(8,), lengths=(4096,))))
+    assert [entry.key[2:5] for entry in entries] == [(8, 1, 128)]
+    said = "\n".join(listing(model, entries, recommended=True))
+    assert "gpt-oss-20b tp=8" in said
+    assert "8 query and 1 KV heads of 64 on a chip" in said
+    assert "head_dim 64 is looked up, and swept, as 128" in said
+    assert "2 times its bytes" in said
+    assert "page 256 (recommended): key (bfloat16, bfloat16, 8, 1, 128, 256, 2048, 4096)" in said
+
+
+def test_layers_with_other_heads_are_other_keys() -> None:
+    model = read_config(CONFIGS / "gemma-4-31b.json")
+    entries = resolve(of_model(model, Serving(tps=(4,), lengths=(4096,))))
+    assert [(entry.key[2:5], entry.origin) for entry in entries] == [
+        ((8, 4, 256), "gemma-4-31b tp=4 windowed layers"),
+        ((8, 1, 512), "gemma-4-31b tp=4 full-attention layers"),
+    ]
+
+
+def test_models_of_one_key_share_it() -> None:
+    entries = [
+        e
+        for n in ("llama-3.1-8b", "mixtral-8x7b")
+        for e in resolve(of_model(known(n), Serving(lengths=(2048,))))
+    ]
+    assert list(merged(entries).values()) == ["llama-3.1-8b tp=1; mixtral-8x7b tp=1"]
+
+
+def test_no_longest_length_asks_for_one() -> None:
+    model = read_config(CONFIGS / "falcon-7b.json")
+    with pytest.raises(UsageError, match="names no longest length: give --max-model-len"):
+        list(of_model(model, Serving()))
+
+
+problems = st.builds(
+    lambda kv, group, kv_dtype, q_dtype: problem(kv * group, kv, kv_dtype=kv_dtype, q_dtype=q_dtype),
+    st.integers(1, 40),
+    st.integers(1, 12),
+    st.sampled_from(["bfloat16", "float32", "float8_e5m2"]),
+    st.sampled_from(["bfloat16", "float32"]),
+)
+
+
+@given(problems)
+@settings(deadline=None)
+def test_whatever_the_heads_there_is_a_layout_that_can_be_swept(p: Problem) -> None:
+    choices = options(p)
+    assert choices
+    assert [c.kv_ratio for c in choices] == sorted(c.kv_ratio for c in choices)
+    for choice in choices:
+        q, kv = choice.layout.num_q_heads, choice.layout.num_kv_heads
+        assert heads_per_blk(q, kv, p.q_dtype, p.kv_dtype) is not None
+        assert q >= p.num_q_heads
+        assert kv >= p.num_kv_heads
+        assert q % kv == 0
+        assert is_canonical(choice.key)
+        other = Problem(**{**p.__dict__, "num_q_heads": q, "num_kv_heads": kv})
+        assert choice.kv_ratio == other.layout.kv_bytes_per_token / p.layout.kv_bytes_per_token
+
+
+def test_twelve_and_six_heads_are_padded_to_sixteen_and_eight() -> None:
+    asked = [Asked(problem(12, 6), "mine")]
+    with pytest.raises(UsageError) as raised:
+        resolve(asked)
+    said = str(raised.value)
+    assert "mine: q_heads=12, kv_heads=6" in said
+    assert "num_combined_kv_heads=12 can not be XLA fully tiled" in said
+    assert "8 KV and 16 query heads (padded: 1.33 times the KV cache, 1.33 times the query heads" in said
+    assert "--pad-heads sweeps the first" in said
+    (entry,) = resolve(asked, pad_heads=True)
+    assert entry.key[2:4] == (16, 8)
+    assert entry.padded
+    advice = entry.padded.advice(problem(12, 6))
+    assert "pad q to 16 heads and KV pages to 8 KV heads, and drop the output of the added 4" in advice
+
+
+def test_a_single_fp8_head_is_kept_twice_which_pads_no_query_head() -> None:
+    p = problem(4, 1, kv_dtype="float8_e5m2")
+    (entry,) = resolve([Asked(p, "mine")], pad_heads=True)
+    assert entry.padded
+    assert (entry.padded.layout.num_q_heads, entry.padded.layout.num_kv_heads) == (4, 2)
+    assert "keep each KV head 2 times, so 2 in all: 2 times the KV cache" in entry.padded.advice(p)
+
+
+def test_heads_that_tile_under_a_key_of_no_padded_shape_get_wider_groups() -> None:
+    (entry,) = resolve([Asked(problem(48, 16), "mine")], pad_heads=True)
+    assert entry.key[2:4] == (32, 8)
+    assert entry.padded
+    advice = entry.padded.advice(problem(48, 16))
+    assert (
+        "pad q to 64 heads and KV pages to 16 KV heads, 4 query heads for each KV head in place of 3"
+        in advice
+    )
+    assert "the same KV cache, 1.33 times the query heads" in advice
+
+
+@pytest.fixture
+def v6e(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Estimates:
+    """Of the built-in calibration, whatever this user's is."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return Estimates(chips.by_name("v6e"))
+
+
+def test_an_estimate_is_what_the_committed_rows_say(v6e: Estimates) -> None:
+    board = scoreboard.committed(["v6e"])
+    assert board
+    key = TableKey("bfloat16", "bfloat16", 32, 8, 128, 128, 2048, 2048)
+    best = board.best("v6e", key)
+    estimate = v6e.best(key)
+    assert best
+    assert estimate
+    assert estimate.seconds * 1e6 == pytest.approx(best[1].latency_us, rel=1e-6)
+    assert estimate.origin == "the committed rows"
+    # Forty query and ten KV heads are padded to two blocks of such heads.
+    (padded, *_) = options(problem(40, 10), v6e)
+    assert padded.turns == 2
+    assert padded.estimate == estimate
+    assert f"modelled {2e6 * estimate.seconds:.4g} us a call on v6e" in padded.time()
+
+
+def test_a_length_that_no_row_has_is_modelled_from_the_same_programs(v6e: Estimates) -> None:
+    short, long = (
+        v6e.best(TableKey("bfloat16", "bfloat16", 32, 8, 128, 128, 2048, length))
+        for length in (2048, 1 << 20)
+    )
+    assert short
+    assert long
+    assert long.seconds > 100 * short.seconds
+
+
+def test_compiles_of_earlier_sweeps_count_and_what_nobody_compiled_is_unknown(
+    v6e: Estimates, tmp_path: Path
+) -> None:
+    key = TableKey("bfloat16", "bfloat16", 16, 8, 128, 128, 2048, 2048)
+    assert v6e.best(key) is None
+    assert "its time on v6e is not known before it is swept" in options(problem(12, 6), v6e)[0].time()
+    store = Store(tmp_path / "compiles.sqlite")
+    program = Program(layout=key.canonical_problem().layout, blocks=BlockSizes(8, 32))
+    schedule = Schedule((1000, 1000, 1000, 5000), 1 << 20, 1 << 10)
+    store.put("v6e", Tools.installed(), program, Compiled(status="ok", schedule=schedule, seconds=1.0))
+    estimate = Estimates(chips.by_name("v6e"), store).best(key)
+    assert estimate
+    assert estimate.blocks == BlockSizes(8, 32)
+    assert estimate.origin == "compiles kept from earlier sweeps"
+
+
+table_keys = st.builds(
+    TableKey,
+    st.sampled_from(["bfloat16", "float32"]),
+    st.sampled_from(["bfloat16", "float32", "float8_e4m3fn", "int4"]),
+    *[st.integers(1, 2**31 - 1)] * 6,
+)
+# As of a model's name; a file's own may hold anything, and what is no text to print is a ? there.
+origins = st.text(st.characters(exclude_categories=("C", "Z")), max_size=30).map(str.strip)
+
+
+@given(st.dictionaries(table_keys, origins, min_size=1, max_size=5), st.sampled_from(["csv", "json"]))
+@settings(deadline=None)
+def test_what_is_written_is_read_back(keys: dict[TableKey, str], form: str) -> None:
+    sys.stdin, kept = io.TextIOWrapper(io.BytesIO(key_files.render(keys, form).encode())), sys.stdin
+    try:
+        read = key_files.read("-")
+    finally:
+        sys.stdin = kept
+    assert {key: origin for key, origin, _ in read} == keys
+
+
+def test_a_key_that_is_not_canonical_is_swept_as_the_one_that_is() -> None:
+    odd = TableKey("bfloat16", "bfloat16", 28, 4, 128, 128, 2000, 3000)
+    own = canonical_key(odd)
+    entries, notes = canonical([(odd, "mine", "line 2"), (own, "mine", "line 3")])  # type: ignore[list-item]
+    assert [entry.key for entry in entries] == [own, own]
+    assert notes == [
+        "line 2: (bfloat16, bfloat16, 28, 4, 128, 128, 2000, 3000) is looked up as "
+        "(bfloat16, bfloat16, 32, 4, 128, 128, 2048, 4096), so it is swept as that"
+    ]
+    with pytest.raises(UsageError, match="is a key that no call has: the kernel does not tile 12 query"):
+        canonical([(odd._replace(num_q_heads_per_blk=12, num_kv_heads_per_blk=5), "", "line 2")])
+
+
+GOOD = "bfloat16,bfloat16,4,1,128,16,512,512"
+HEADER = ",".join(TableKey._fields)
+BAD_FILES = [
+    ("", "its first line has no q_dtype"),
+    ("a,b\n1,2\n", "its first line has no q_dtype: it must name q_dtype, kv_dtype"),
+    (HEADER + "\n", "holds no key"),
+    (f"{HEADER}\n{GOOD}\nbf16{GOOD[8:]}\n", "line 3: q_dtype='bf16' is unknown: use float32, bfloat16"),
+    (f"{HEADER}\n{GOOD.replace('128', 'x')}\n", "line 2: head_dim='x' must be a whole number"),
+    (f"{HEADER}\n{GOOD.replace('128', '0')}\n", "line 2: head_dim=0 must be a whole number within 1 and"),
+    (f"{HEADER}\n{GOOD.replace('128', '9' * 5000)}\n", "line 2: head_dim='999999"),
+    (f"{HEADER}\nbfloat16\n", "line 2: kv_dtype=nothing is unknown"),
+    (f"{HEADER}\n\"{'x' * 200_000}\n", "line 2: field larger than field limit"),
+    ("{}", "json of keys is a list of objects"),
+    ("[1]", "key 1: 1 is no object"),
+    ("[{]", "is not JSON, line 1"),
+    ("[" * 200_000, "is nested too deeply"),
+    (json.dumps([{"q_dtype": ["bfloat16"]}]), "key 1: q_dtype=['bfloat16'] is unknown"),
+    ('[{"q_dtype": "int8", "kv_dtype": "int8", "num_q_heads_per_blk": true}]', "_blk=True must be"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), BAD_FILES, ids=[said for _, said in BAD_FILES])
+def test_a_broken_file_of_keys_is_one_clear_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(UsageError) as raised:
+        key_files.read(str(path))
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_files_of_keys_are_bounded_and_name_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_files, "MAX_KEYS", 10)
+    (tmp_path / "many").write_text(f"{HEADER}\n" + f"{GOOD}\n" * 11)
+    with pytest.raises(UsageError, match="holds more than 10 keys"):
+        key_files.read(str(tmp_path / "many"))
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(100 << 20)
+    for name, said in (("huge", "larger than 16 MiB"), ("none", "does not exist"), (".", "is no file")):
+        with pytest.raises(UsageError, match=said):
+            key_files.read(str(tmp_path / name))
+    (tmp_path / "latin").write_bytes(b"\xff\xff")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        key_files.read(str(tmp_path / "latin"))
+
+
+def test_keys_go_from_one_command_to_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process, which has jax imported already."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    runner = CliRunner()
+    config = str(CONFIGS / "llama-3.1-8b.json")
+    asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048", "--target", "v6e"]
+    refused = runner.invoke(cli, asked)
+    assert isinstance(refused.exception, UsageError)
+    assert "phi-4 tp=1: q_heads=40, kv_heads=10" in str(refused.exception)
+    assert "us a call on v6e with (" in str(refused.exception)
+    printed = runner.invoke(cli, [*asked, "--pad-heads", "--format", "json"], catch_exceptions=False)
+    assert printed.exit_code == 0
+    assert "serving must pad q to 64 heads and KV pages to 16 KV heads" in printed.stderr
+    # Two blocks of padded heads each, and the same key as that of the other model's one block.
+    (line,) = json.loads(printed.stdout)
+    assert line == {
+        **dict(zip(TableKey._fields, ("bfloat16", "bfloat16", 32, 8, 128, 128, 2048, 2048), strict=True)),
+        "origin": "phi-4 tp=1; llama-3.1-8b tp=1",
+    }
+    table = runner.invoke(cli, [*asked, "--pad-heads", "--format", "table"], catch_exceptions=False)
+    assert table.stdout.splitlines()[1].split()[:8] == [str(value) for value in list(line.values())[:8]]
+    sweep = ["sweep", "--target", "v6e", "--keys", "-", "--dry-run", "--no-cache"]
+    swept = runner.invoke(cli, sweep, input=printed.stdout, catch_exceptions=False)
+    assert swept.exit_code == 0
+    assert swept.stderr.startswith("1 key, ")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_path: Path) -> None:
+    """Three heads of each kind, padded to four: a small program."""
+    fields = {"num_attention_heads": 3, "head_dim": 128, "sliding_window": 64, "max_position_embeddings": 512}
+    (tmp_path / "tiny.json").write_text(json.dumps(fields))
+    done = autotune(
+        *("sweep", "--target", "v6e", "--model", "tiny.json", "--pad-heads", "--page-size", "16"),
+        *("--max-num-batched-tokens", "512", "--kv-pages", "8", "--queries", "32", "--out", "r"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "tiny tp=1 (tiny.json): 3 query and 3 KV heads of 128 on a chip" in done.stderr
+    assert "pad q to 4 heads and KV pages to 4 KV heads" in done.stderr
+    assert "tokens 512, length 512, page 16: key (bfloat16, bfloat16, 4, 4, 128, 16, 512, 512)" in done.stderr
+    assert "all layers see a window of 64 tokens" in done.stderr
+    assert "newly recorded candidates: 1 ok" in done.stderr
+
+
+MISTAKES: list[tuple[list[Any], str]] = [
+    (["keys"], "nothing to sweep: give --preset smoke"),
+    (["keys", "--preset", "smoke", "--tp", "4"], "--tp is of a --model, and none is named"),
+    (["keys", "--model", "llama-3.1-8b", "--tp", "3"], "cannot be divided among --tp 3"),
+    (["keys", "--model", "llama-3.1-8b", "--tp", "0"], "is not a list of positive whole numbers"),
+    (["keys", "--model", "llama-3.1-8b", "--kv-dtype", "fp8"], "'fp8' is not one of"),
+    (["keys", "--model", "llama-3"], "near it: llama-3-"),
+    (["sweep", "--target", "v6e", "--model", CONFIGS / "deepseek-v3.json", "--dry-run"], "latent attention"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), MISTAKES, ids=[said for _, said in MISTAKES])
+def test_a_users_mistake_is_one_clear_line(autotune: Run, arguments: list[Any], said: str) -> None:
+    done = autotune(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_built_in_models_are_listed_with_their_source(autotune: Run) -> None:
+    done = autotune("keys", "--list-models")
+    assert done.returncode == 0
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("gemma-3-12b ")]
+    assert line.split() == [
+        "gemma-3-12b",
+        "16",
+        "8",
+        "256",
+        "131072",
+        "1024",
+        "(some)",
+        "google/gemma-3-12b-it",
+    ]
