@@ -168,7 +168,7 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
                 ratio = entry.key.head_dim / problem.head_dim
                 yield (
                     f"  head_dim {problem.head_dim} is looked up, and swept, as {entry.key.head_dim}: "
-                    f"padded to that, as vLLM does, the KV cache takes {ratio:.3g} times its bytes"
+                    f"padded to that, the KV cache takes {ratio:.3g} times its bytes"
                 )
             if entry.padded:
                 yield f"  {entry.padded.advice(problem)}"
