@@ -27,6 +27,7 @@ from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, Autotune
 COMMANDS = {
     "sweep": "Try block sizes on a TPU, or for one that is not here, and record every result.",
     "show": "Print the winners of a results folder.",
+    "report": "Write a page about results folders that opens in a browser.",
     "emit": "Write the Python table of tuned block sizes.",
     "results": "List, export, merge or compact results folders.",
     "calibrate": "Fit the cost model to measured rows of a device.",

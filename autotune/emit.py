@@ -154,7 +154,7 @@ def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool)
         )
     settings = lines[results.SETTING_COLUMNS].drop_duplicates()
     if len(settings) > 1:
-        kinds = "; ".join(_settings_text(row) for row in results.rows_of(settings))
+        kinds = "; ".join(settings_text(row) for row in results.rows_of(settings))
         raise UsageError(
             f"the rows hold {len(settings)} settings of the kernel's static arguments ({kinds}), and a table "
             "holds one: keep each in a results folder of its own"
@@ -213,7 +213,7 @@ def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
     counts = sorted(lines["target"].value_counts().items())
     text += [
         f"keys: {', '.join(f'{count} {target}' for target, count in counts)}",
-        f"settings: {_settings_text(settings)}",
+        f"settings: {settings_text(settings)}",
     ]
     for column in ("jax", "jaxlib", "libtpu", "kernel_fingerprint"):
         values = ", ".join(sorted(lines[column].dropna().unique())) or "not installed"
@@ -223,7 +223,7 @@ def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
     return text
 
 
-def _settings_text(settings: dict[str, object]) -> str:
+def settings_text(settings: dict[str, object]) -> str:
     """The static arguments that were given, and the VMEM limit whether given or not."""
     limit = settings["vmem_limit_bytes"]
     parts = [

@@ -88,7 +88,15 @@ def read(folders: Sequence[Folder], origin: str | None = None) -> Scoreboard:
 
     columns = [*winners.READ_COLUMNS, "needed_bytes", "limit_bytes", "error"]
     frame = pd.concat([results.read(folder, columns) for folder in folders], ignore_index=True)
-    name = origin or (str(folders[0]) if len(folders) == 1 else f"{len(folders)} results folders")
+    return of(frame, origin or (str(folders[0]) if len(folders) == 1 else f"{len(folders)} results folders"))
+
+
+def of(frame: pd.DataFrame, name: str) -> Scoreboard:
+    """The scoreboard of some rows, as `results.read` gives them with `winners.READ_COLUMNS`.
+
+    Raises:
+      UsageError: the rows hold several settings of the kernel's arguments.
+    """
     settings = results.rows_of(frame[results.SETTING_COLUMNS].drop_duplicates())
     if len(settings) > 1:
         raise UsageError(

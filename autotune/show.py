@@ -62,7 +62,7 @@ def overview(folder: Folder, target: str | None = None) -> Overview:
         if (target, key) not in won
     ]
     counts = {str(status): int(count) for status, count in statuses.items()}
-    return Overview(_lines(scored, chosen), counts, sorted(lost))
+    return Overview(compared(scored, chosen), counts, sorted(lost))
 
 
 def _why(row: dict[str, Any]) -> str:
@@ -77,7 +77,11 @@ def _why(row: dict[str, Any]) -> str:
     return f"{pair} is {row['status']}" + (f": {said}" if said else "")
 
 
-def _lines(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
+def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
+    """The winners beside what JAX answers today, a line each of `winners.choose` and in its order.
+
+    scored: what they were chosen from, as `winners.scores` gives it.
+    """
     published = published_table()
     entry_columns = [*winners.ENTRY, *results.BLOCK_COLUMNS]
     by_candidate = {

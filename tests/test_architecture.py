@@ -62,6 +62,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "autotune.check_formats",
         "autotune.diff_formats",
         "autotune.explain_formats",
+        "autotune.report.",
     ),
     ("autotune.doctor_probe",),
     ("autotune.doctor_checks",),

@@ -11,7 +11,7 @@ import pytest
 from autotune.files import user_folder
 from tests.conftest import ROOT, user_environment
 
-HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu"}
+HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu", "plotly"}
 
 _PROBE = """
 import sys
@@ -44,6 +44,8 @@ def imported(*arguments: str) -> tuple[int, set[str]]:
         (["sweep", "--help"], 0),
         (["emit", "--help"], 0),
         (["show", "--help"], 0),
+        (["report", "--help"], 0),
+        (["report", "r"], 2),
         (["sweep", "--no-such-option"], 2),
         (["sweep", "--target", "v3"], 2),
         (["sweep", "--target", "v6e"], 2),

@@ -1,0 +1,43 @@
+"""`autotune report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from autotune.commands.options import NamedFolder, NamedPath
+from autotune.folders import Folder
+
+
+@click.command(epilog="Example: autotune report results/v5e results/v6e -o report.html")
+@click.argument("folders", type=NamedFolder(), nargs=-1, required=True, metavar="DIR...")
+@click.option("-o", "--output", type=NamedPath(), required=True, help="File to write; - for the screen.")
+@click.option("--target", help="Only this TPU generation.")
+def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> None:
+    """Write a page about results folders: one HTML file, which opens offline in any browser.
+
+    It has a heat map of latency over the two block sizes for each key and workload, with the winner, JAX's
+    default and the published value; failures; what was predicted beside what was measured; what each
+    generation's winners cost on the others; and where the rows come from. Several folders are read as one.
+
+    Needs plotly: pip install 'tpu-autotune[report]'.
+    """
+    from autotune.files import whole
+    from autotune.report import data, page
+    from autotune.tpu import chips
+
+    if target is not None:
+        chips.by_name(target)
+    plotly = page.plotly_js()
+    report = data.build(folders, target)
+    text = page.render(report, plotly)
+    if output == Path("-"):
+        click.echo(text, nl=False)
+        return
+    with whole(output) as file:
+        file.write(text.encode())
+    sources = ", ".join(
+        f"{sum(by_status.values())} {source} rows" for source, by_status in report.provenance.counts.items()
+    )
+    click.echo(f"{output}: {len(report.keys.entries)} keys ({sources})", err=True)

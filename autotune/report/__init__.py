@@ -1,0 +1,1 @@
+"""One page about results folders: rows to plain data (`data`), and that to one HTML file (`page`)."""

@@ -1,0 +1,79 @@
+"""Rows to what a report shows: plain numbers and text, nothing of files or screens.
+
+Decisions are those of `winners`, `show` and `diff`; here they are only arranged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from autotune import results, show, winners
+from autotune.errors import UsageError
+from autotune.folders import Folder
+from autotune.incumbents import incumbents_of
+from autotune.report import agreement, entries, provenance, regret
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = [*winners.READ_COLUMNS, "autotune", "timer", "device_kind", "host"]
+
+
+class Report(NamedTuple):
+    """All that the page shows. regret: a matrix for each setting of the kernel."""
+
+    keys: entries.Gathered
+    regret: list[regret.Matrix]
+    agreement: agreement.Agreement
+    provenance: provenance.Provenance
+
+
+def build(folders: Sequence[Folder], target: str | None = None) -> Report:
+    """The report of some results folders, read as one.
+
+    target: only this generation's rows.
+
+    Raises:
+      UsageError: a folder cannot be read, or there is no row at all.
+    """
+    frame = _read(folders)
+    if target is not None:
+        frame = frame[frame["target"] == target].reset_index(drop=True)
+    if frame.empty:
+        raise UsageError(_nothing(folders, target))
+    timed = frame[frame["source"] != results.INTERPRETED].reset_index(drop=True)
+    scored = winners.scores(timed)
+    chosen = winners.choose(scored, incumbents_of(scored))
+    keys = entries.gather(frame)
+    entries.decide(keys, chosen, show.compared(scored, chosen))
+    return Report(
+        keys,
+        regret.matrices(timed, chosen),
+        agreement.of(timed, keys.numbers),
+        provenance.of(frame, folders),
+    )
+
+
+def _read(folders: Sequence[Folder]) -> pd.DataFrame:
+    import pandas as pd
+
+    frames = [results.read(folder, COLUMNS) for folder in folders]
+    if len(frames) == 1:
+        return frames[0]
+    # A folder may be named with its copy: as within one, the newest row of an identity counts.
+    frame = pd.concat(frames, ignore_index=True).sort_values("time", kind="stable")
+    frame = frame.drop_duplicates(results.IDENTITY, keep="last")
+    return frame.sort_values(results.IDENTITY, kind="stable", ignore_index=True)
+
+
+def _nothing(folders: Sequence[Folder], target: str | None) -> str:
+    """What to say of folders without a row; rows may be in folders below, which are not looked into."""
+    names = ", ".join(repr(str(folder)) for folder in folders)
+    here = [folder for folder in folders if isinstance(folder, Path)]
+    below = sorted({path.parent for folder in here for path in folder.glob("*/*.parquet")})
+    if below:
+        return f"{names}: no rows in the folder itself: name those in it: {' '.join(map(str, below[:5]))}"
+    of = f" for {target}" if target else ""
+    return f"{names}: no rows{of}: `autotune sweep --out` makes some"
