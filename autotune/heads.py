@@ -36,7 +36,7 @@ class Option:
         if self.target is None:
             return "its time depends on --target"
         if self.estimate is None:
-            return f"its time on {self.target} is not known before it is swept"
+            return f"its time on {self.target} is not known, as no program of it was compiled"
         blocks, seconds, origin = self.estimate
         return (
             f"modelled {self.turns * seconds * 1e6:.4g} us a call on {self.target} with {tuple(blocks)}, by "

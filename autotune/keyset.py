@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 
 from autotune.errors import UsageError
@@ -62,6 +63,9 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
     if not lengths:
         raise UsageError(f"{model.name}: {model.source} names no longest length: give --max-model-len")
     dtype = serving.dtype or model.dtype
+    several = (serving.tps, lengths, serving.page_sizes or (0,), serving.tokens or (0,), model.attentions)
+    if math.prod(map(len, several)) > MAX_KEYS:
+        raise too_many()
     for tp in serving.tps:
         for attention in model.attentions:
             q_heads, kv_heads = per_chip(model, attention, tp)
@@ -144,8 +148,12 @@ def merged(entries: Iterable[Entry]) -> dict[TableKey, str]:
     for entry in entries:
         wanted.setdefault(entry.key, {})[entry.origin] = None
         if len(wanted) > MAX_KEYS:
-            raise UsageError(f"more than {MAX_KEYS} keys: name fewer lengths, tokens or models")
+            raise too_many()
     return {key: "; ".join(filter(None, origins)) for key, origins in wanted.items()}
+
+
+def too_many() -> UsageError:
+    return UsageError(f"more than {MAX_KEYS} keys: name fewer lengths, tokens or models")
 
 
 def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterator[str]:
@@ -153,6 +161,9 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
 
     recommended: whether nobody named the page size.
     """
+    yield f"{model.name}, by {model.source}:"
+    for note in model.notes:
+        yield f"  {note}"
     heads = None
     for entry in entries:
         problem = entry.problem
@@ -160,25 +171,24 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
         now = (entry.origin, problem.num_q_heads, problem.num_kv_heads, problem.head_dim)
         if now != heads:
             heads = now
+            who = entry.origin.removeprefix(f"{model.name} ")
             yield (
-                f"{entry.origin} ({model.source}): {problem.num_q_heads} query and {problem.num_kv_heads} KV "
-                f"heads of {problem.head_dim} on a chip"
+                f"  {who}: {problem.num_q_heads} query and {problem.num_kv_heads} KV heads of "
+                f"{problem.head_dim} on a chip"
             )
             if entry.key.head_dim != problem.head_dim:
                 ratio = entry.key.head_dim / problem.head_dim
                 yield (
-                    f"  head_dim {problem.head_dim} is looked up, and swept, as {entry.key.head_dim}: "
+                    f"    head_dim {problem.head_dim} is looked up, and swept, as {entry.key.head_dim}: "
                     f"padded to that, the KV cache takes {ratio:.3g} times its bytes"
                 )
             if entry.padded:
-                yield f"  {entry.padded.advice(problem)}"
+                yield f"    {entry.padded.advice(problem)}"
         page = f"{problem.page_size}{' (recommended)' if recommended else ''}"
-        above = ""
+        tokens, above = problem.max_num_batched_tokens, ""
         if model.max_model_len and problem.max_model_len >= model.max_model_len + problem.page_size:
             above = f", above the model's own {model.max_model_len}"
         yield (
-            f"  tokens {problem.max_num_batched_tokens}, length {problem.max_model_len}{above}, page {page}: "
+            f"    tokens {tokens}, length {problem.max_model_len}{above}, page {page}: "
             f"key ({', '.join(map(str, entry.key))})"
         )
-    for note in model.notes:
-        yield f"  {note}"

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.kernel.problem import DTYPE_BITS
 from autotune.models import Attention, Model, window_note
 
 MAX_BYTES = 1 << 20
@@ -182,9 +181,12 @@ def _refuse(fields: _Fields) -> None:
         raise UsageError(
             f"{fields.source}: model_type={fields.model_type!r} is an encoder, which has no KV cache to page"
         )
-    if fields.get("alibi") is True:
+    inner = fields.get("attn_config")  # of MPT
+    if fields.get("alibi") is True or (isinstance(inner, dict) and inner.get("alibi") is True):
+        raise UsageError(f"{fields.source}: alibi=true: the kernel adds no such bias, so it cannot serve it")
+    if fields.model_type == "bloom":
         raise UsageError(
-            f"{fields.source}: alibi=true: the kernel adds no such bias, so it cannot serve this"
+            f"{fields.source}: model_type='bloom' has ALiBi, a bias that the kernel does not add"
         )
 
 
@@ -226,6 +228,11 @@ def _attentions(fields: _Fields, usual: Attention) -> tuple[tuple[Attention, ...
     if kinds and "sliding_attention" not in kinds:
         window = None
     some = fields.model_type in _SOME_WINDOWED or len(kinds) > 1
+    if fields.get("use_sliding_window") is True and not kinds:  # Qwen: the layers from this one on
+        first, layers_in_all = fields.get("max_window_layers"), fields.number("num_hidden_layers")
+        if isinstance(first, int) and layers_in_all is not None:
+            window = None if first >= layers_in_all else window
+            some = first > 0
     attentions: tuple[Attention, ...] = (usual._replace(window=None if some else window),)
     global_dim = fields.number("global_head_dim")
     if global_dim is not None:  # Gemma 4, whose layers that see everything have other heads
@@ -263,12 +270,11 @@ def _dtype(fields: _Fields) -> tuple[str, list[str]]:
     if text in ("float16", "half", "float32", "float", "auto"):
         # The kernel has no float16; vLLM serves both as bfloat16 on TPUs unless told otherwise.
         return "bfloat16", [f"its dtype is {text}; served on TPUs as bfloat16, unless --dtype says otherwise"]
-    if text not in DTYPE_BITS:
-        raise UsageError(
-            f"{fields.source}: dtype={_shown(value)} is no dtype of the kernel: say which with --dtype, such "
-            "as --dtype bfloat16"
-        )
-    return text, []
+    if not isinstance(value, str):
+        raise UsageError(f'{fields.source}: dtype={_shown(value)} must be a name, such as "bfloat16"')
+    if text == "bfloat16":
+        return text, []
+    return "bfloat16", [f"its dtype {_shown(text)} is not one to attend in; taken as bfloat16"]
 
 
 def _kind(value: object) -> str:

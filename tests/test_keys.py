@@ -74,8 +74,7 @@ def test_head_dim_64_is_looked_up_as_128_and_said_to_cost_twice_the_cache() -> N
     entries = resolve(of_model(model, Serving(tps=(8,), lengths=(4096,))))
     assert [entry.key[2:5] for entry in entries] == [(8, 1, 128)]
     said = "\n".join(listing(model, entries, recommended=True))
-    assert "gpt-oss-20b tp=8" in said
-    assert "8 query and 1 KV heads of 64 on a chip" in said
+    assert "  tp=8: 8 query and 1 KV heads of 64 on a chip" in said
     assert "head_dim 64 is looked up, and swept, as 128" in said
     assert "2 times its bytes" in said
     assert "page 256 (recommended): key (bfloat16, bfloat16, 8, 1, 128, 256, 2048, 4096)" in said
@@ -207,7 +206,7 @@ def test_compiles_of_earlier_sweeps_count_and_what_nobody_compiled_is_unknown(
 ) -> None:
     key = TableKey("bfloat16", "bfloat16", 16, 8, 128, 128, 2048, 2048)
     assert v6e.best(key) is None
-    assert "its time on v6e is not known before it is swept" in options(problem(12, 6), v6e)[0].time()
+    assert "its time on v6e is not known" in options(problem(12, 6), v6e)[0].time()
     store = Store(tmp_path / "compiles.sqlite")
     program = Program(layout=key.canonical_problem().layout, blocks=BlockSizes(8, 32))
     schedule = Schedule((1000, 1000, 1000, 5000), 1 << 20, 1 << 10)
@@ -215,7 +214,29 @@ def test_compiles_of_earlier_sweeps_count_and_what_nobody_compiled_is_unknown(
     estimate = Estimates(chips.by_name("v6e"), store).best(key)
     assert estimate
     assert estimate.blocks == BlockSizes(8, 32)
-    assert estimate.origin == "compiles kept from earlier sweeps"
+    assert estimate.origin == "compiles of earlier sweeps"
+
+
+def test_one_program_is_compiled_where_none_is_known(v6e: Estimates) -> None:
+    asked: list[Program] = []
+
+    def refused(programs: list[Program]) -> dict[Program, Compiled]:
+        asked.extend(programs)
+        return {program: Compiled(status="compile_error", error="no compiler") for program in programs}
+
+    estimates = Estimates(chips.by_name("v6e"), None, compile=refused)
+    # Two lengths of one layout: the same program.
+    for pages in (16, 32):
+        assert "not known" in options(problem(12, 6, pages_per_seq=pages), estimates)[0].time()
+    assert [(p.layout.num_q_heads, p.layout.num_kv_heads, *p.blocks) for p in asked] == [(16, 8, 8, 32)]
+    estimates.best(TableKey("bfloat16", "bfloat16", 32, 8, 128, 128, 2048, 2048))
+    assert len(asked) == 1, "of this layout there are rows"
+
+
+def test_too_many_keys_are_refused_before_they_are_made() -> None:
+    many = tuple(range(1, 1001))
+    with pytest.raises(UsageError, match="more than 100000 keys"):
+        next(of_model(known("phi-4"), Serving(tokens=many, lengths=many)))
 
 
 table_keys = st.builds(
@@ -306,7 +327,7 @@ def test_keys_go_from_one_command_to_the_other(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     runner = CliRunner()
     config = str(CONFIGS / "llama-3.1-8b.json")
-    asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048", "--target", "v6e"]
+    asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048", "--target", "v6e", "--no-compile"]
     refused = runner.invoke(cli, asked)
     assert isinstance(refused.exception, UsageError)
     assert "phi-4 tp=1: q_heads=40, kv_heads=10" in str(refused.exception)
@@ -338,7 +359,7 @@ def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_
         *("--max-num-batched-tokens", "512", "--kv-pages", "8", "--queries", "32", "--out", "r"),
     )
     assert done.returncode == 0, done.stderr
-    assert "tiny tp=1 (tiny.json): 3 query and 3 KV heads of 128 on a chip" in done.stderr
+    assert "tp=1: 3 query and 3 KV heads of 128 on a chip" in done.stderr
     assert "pad q to 4 heads and KV pages to 4 KV heads" in done.stderr
     assert "tokens 512, length 512, page 16: key (bfloat16, bfloat16, 4, 4, 128, 16, 512, 512)" in done.stderr
     assert "all layers see a window of 64 tokens" in done.stderr

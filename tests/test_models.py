@@ -111,11 +111,12 @@ BROKEN: list[tuple[Any, str]] = [
     (config(hidden_size=4097), "hidden_size=4097 is no multiple of num_attention_heads=32: add head_dim"),
     (config(head_dim=float("nan")), "head_dim=NaN must be a whole number"),
     (config(max_position_embeddings="128k"), 'max_position_embeddings="128k" must be a whole number'),
-    (config(torch_dtype="int3"), 'dtype="int3" is no dtype of the kernel'),
-    (config(torch_dtype=16), "dtype=16 is no dtype of the kernel"),
+    (config(torch_dtype=16), 'dtype=16 must be a name, such as "bfloat16"'),
     (config(model_type="bert"), "is an encoder"),
     (config(is_encoder_decoder=True), "the kernel is for decoders"),
     (config(alibi=True), "the kernel adds no such bias"),
+    (config(attn_config={"alibi": True}), "the kernel adds no such bias"),
+    (config(model_type="bloom"), "has ALiBi"),
     (config(text_config={"num_attention_heads": "x"}), 'num_attention_heads="x" must be'),
 ]
 
@@ -147,6 +148,25 @@ def test_a_broken_file_is_one_clear_line(tmp_path: Path, data: bytes, said: str)
         find(str(path))
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"torch_dtype": "float8_e4m3fn"}, "its dtype"),
+        ({"sliding_window": 4096, "use_sliding_window": True}, "all layers see a window of 4096"),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 8}, "some layers see"),
+        ({"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 32}, ""),
+        ({"sliding_window": 4096, "use_sliding_window": False}, ""),
+        ({"sliding_window": 131072}, ""),
+        ({"layer_types": ["full_attention", "linear_attention"]}, "layers of other kinds (linear_attention)"),
+    ],
+)
+def test_what_a_key_does_not_hold_is_said(changes: dict[str, Any], said: str) -> None:
+    model = parse_config(config(**changes), "mine", "mine")
+    assert model.dtype == "bfloat16"
+    assert len(model.notes) == bool(said)
+    assert said in "".join(model.notes)
 
 
 def test_a_file_of_100_mb_is_not_read(tmp_path: Path) -> None:

@@ -9,19 +9,31 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from autotune.commands.options import Numbers, parse_shape
-from autotune.errors import UsageError
-from autotune.kernel.problem import DTYPE_BITS, Problem, TableKey
+from autotune.commands.completing import names_or_files
+from autotune.commands.options import Numbers, cores, parse_shape
+from autotune.errors import MachineError, UsageError
+from autotune.kernel.problem import DTYPE_BITS, Problem, Program, TableKey
 
 if TYPE_CHECKING:
     from autotune.keyset import Entry
     from autotune.models import Model
+    from autotune.tpu.chips import Generation
+    from autotune.tpu.compiler import Compiled
 
 PRESETS = ("smoke", "published")
 # vLLM's names of its two, and the kernel's own.
 _ALIASES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 _LISTED = 60  # lines of the listing before a sweep
+COMPILE_TIMEOUT = 300.0  # seconds
+
+
+def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from autotune.known_models import KNOWN
+
+    return names_or_files(*KNOWN)(ctx, param, incomplete)
+
 
 _OPTIONS = (
     click.option("--preset", type=click.Choice(PRESETS), help="A named set of keys."),
@@ -38,6 +50,7 @@ _OPTIONS = (
         "models",
         multiple=True,
         metavar="CONFIG.JSON|NAME",
+        shell_complete=_complete_model,
         help="A model as it is served: its Hugging Face config.json, the folder of it, or a built-in name "
         "such as llama-3.1-8b (autotune keys --list-models). Repeatable.",
     ),
@@ -140,10 +153,11 @@ class Selection:
     models: tuple[Model, ...]
     read: tuple[tuple[TableKey, str, str], ...]
 
-    def keys(self, target: str | None) -> dict[TableKey, str]:
+    def keys(self, target: str | None, *, compiling: bool = False) -> dict[TableKey, str]:
         """The canonical keys, each once, with its origin; says on stderr what stands for what.
 
-        target: a generation, of which earlier compiles may know what a layout costs.
+        target: a generation, of which earlier compiles may know what a layout costs where heads do not tile.
+        compiling: compile one program of a layout of which nothing is known.
 
         Raises:
           UsageError: the kernel does not tile the heads of a shape or model, or no call has a key.
@@ -156,7 +170,9 @@ class Selection:
 
         estimates = None
         if target:
-            estimates = Estimates(chips.by_name(target), Store(default_path()), self.max_num_seqs)
+            generation = chips.by_name(target)
+            compiler = functools.partial(_compiled, generation) if compiling else None
+            estimates = Estimates(generation, Store(default_path()), self.max_num_seqs, compiler)
         resolve = functools.partial(keyset.resolve, pad_heads=self.chosen.pad_heads, estimates=estimates)
         name = self.chosen.preset
         entries = [Entry(key, f"preset {name}") for key in presets.keys(name)] if name else []
@@ -186,6 +202,18 @@ class Selection:
         if len(lines) > _LISTED:
             click.echo(f"and {len(lines) - _LISTED} lines more: `autotune keys` prints all keys", err=True)
         return keyset.merged(entries)
+
+
+def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, Compiled]:
+    """Verdicts on the programs; where this machine has no compiler, as of one that does not compile."""
+    from autotune.tpu.compiler import Compiled
+    from autotune.verdicts import compile_all
+
+    try:
+        return compile_all(generation, programs, named=False, jobs=cores(), timeout=COMPILE_TIMEOUT)
+    except MachineError as error:
+        click.echo(f"nothing was compiled: {error}", err=True)
+        return {program: Compiled(status="compile_error", error=str(error)) for program in programs}
 
 
 def _of_shape(entry: Entry) -> list[str]:

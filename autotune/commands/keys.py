@@ -28,11 +28,19 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     type=click.Choice(TARGETS),
     help="TPU generation to say what layouts cost on, where heads do not tile.",
 )
+@click.option(
+    "--compile/--no-compile",
+    "compiling",
+    default=True,
+    help="With --target, compile one program of a layout of which no program was compiled before.",
+)
 @click.option("--format", "form", type=click.Choice(FORMATS), default="csv", show_default=True)
 @click.option(
     "--list-models", is_flag=True, help="Print the built-in models, each with its source, and stop."
 )
-def command(chosen: KeyOptions, max_num_seqs: int, target: str | None, form: str, list_models: bool) -> None:
+def command(
+    chosen: KeyOptions, max_num_seqs: int, target: str | None, compiling: bool, form: str, list_models: bool
+) -> None:
     """Print the keys that models, shapes and presets stand for, to be swept elsewhere with --keys.
 
     A model's heads are divided among --tp chips as serving stacks do it: query heads evenly, and KV heads
@@ -43,7 +51,7 @@ def command(chosen: KeyOptions, max_num_seqs: int, target: str | None, form: str
         click.echo(_models(), nl=False)
         return
     selection = chosen.select(max_num_seqs)
-    click.echo(render(selection.keys(target), form), nl=False)
+    click.echo(render(selection.keys(target, compiling=compiling), form), nl=False)
 
 
 def _models() -> str:
