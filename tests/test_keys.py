@@ -327,7 +327,8 @@ def test_keys_go_from_one_command_to_the_other(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     runner = CliRunner()
     config = str(CONFIGS / "llama-3.1-8b.json")
-    asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048", "--target", "v6e", "--no-compile"]
+    asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048"]
+    asked += ["--target", "v6e", "--no-compile"]
     refused = runner.invoke(cli, asked)
     assert isinstance(refused.exception, UsageError)
     assert "phi-4 tp=1: q_heads=40, kv_heads=10" in str(refused.exception)
