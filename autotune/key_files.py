@@ -18,7 +18,7 @@ MAX_BYTES = 16 << 20
 MAX_KEYS = 100_000
 FIELDS = (*TableKey._fields, "origin")
 _DTYPES, _NUMBERS = TableKey._fields[:2], TableKey._fields[2:]
-_MOST = 2**31 - 1
+_MOST = 2**32  # a length below 2**31, rounded up to pages and then to a power of two
 _ORIGIN_CHARACTERS = 200
 
 

@@ -53,6 +53,7 @@ def ask_bash(words: list[str], environment: dict[str, str], cwd: Path) -> list[s
         (["sweep", "--target", "v5"], ["v5e", "v5p"]),
         (["sweep", "--preset", ""], ["smoke", "published"]),
         (["sweep", "--workload", "de"], ["decode-heavy"]),
+        (["keys", "--model", "llama-3.1-"], ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]),
         (["check", "v"], ["v4", "v5e", "v5p", "v6e", "v7x", "vllm_table.py"]),
         (["check", "jax", "--form"], ["--format"]),
         (["completion", ""], ["bash", "zsh", "fish"]),
@@ -80,7 +81,7 @@ def test_zsh_and_fish_are_offered(environment: dict[str, str], tmp_path: Path) -
 
 def test_what_is_no_name_is_left_to_the_shell_as_a_file(environment: dict[str, str], tmp_path: Path) -> None:
     here = tmp_path / "here"
-    assert ask_click("fish_complete", "autotune show ", "", environment, here).startswith("file,")
+    assert ask_click("fish_complete", "autotune show ", "", environment, here).startswith("dir,")
     assert ask_click("bash_complete", "autotune check resu", "2", environment, here) == "file,resu\n"
 
 

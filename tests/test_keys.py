@@ -24,7 +24,7 @@ from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
 from autotune.kernel.tiling import canonical_key, heads_per_blk, is_canonical
 from autotune.keyset import Asked, Serving, canonical, listing, merged, of_model, resolve
 from autotune.known_models import known
-from autotune.model_config import read_config
+from autotune.model_config import parse_config, read_config
 from autotune.results import Tools
 from autotune.store import Store
 from autotune.tpu import chips
@@ -87,6 +87,34 @@ def test_layers_with_other_heads_are_other_keys() -> None:
         ((8, 4, 256), "gemma-4-31b tp=4 windowed layers"),
         ((8, 1, 512), "gemma-4-31b tp=4 full-attention layers"),
     ]
+
+
+@given(
+    st.integers(1, 12),
+    st.integers(1, 8),
+    st.sampled_from([64, 80, 128, 256]),
+    st.sampled_from([1, 2, 4]),
+    st.integers(1, 2**31 - 1),
+    st.sampled_from([None, (16,), (1000,)]),
+    st.sampled_from([None, "float8_e5m2", "int8"]),
+)
+@settings(deadline=None)
+def test_every_key_of_a_model_is_one_that_a_look_up_asks_for(
+    kv: int, group: int, dim: int, tp: int, length: int, pages: tuple[int, ...] | None, kv_dtype: str | None
+) -> None:
+    config = {"num_attention_heads": kv * group, "num_key_value_heads": kv, "head_dim": dim}
+    model = parse_config(config, "mine", "mine")
+    serving = Serving(tps=(tp,), lengths=(length,), page_sizes=pages, kv_dtype=kv_dtype)
+    try:
+        asked = list(of_model(model, serving))
+    except UsageError as error:
+        assert "--tp" in str(error)
+        return
+    keys = merged(resolve(asked, pad_heads=True))
+    assert all(is_canonical(key) for key in keys)
+    written = key_files.render(keys, "json")
+    assert [TableKey(**{n: row[n] for n in TableKey._fields}) for row in json.loads(written)] == list(keys)
+    assert all(number <= 2**32 for key in keys for number in key[2:])
 
 
 def test_models_of_one_key_share_it() -> None:
@@ -243,7 +271,7 @@ table_keys = st.builds(
     TableKey,
     st.sampled_from(["bfloat16", "float32"]),
     st.sampled_from(["bfloat16", "float32", "float8_e4m3fn", "int4"]),
-    *[st.integers(1, 2**31 - 1)] * 6,
+    *[st.integers(1, 2**32)] * 6,
 )
 # As of a model's name; a file's own may hold anything, and what is no text to print is a ? there.
 origins = st.text(st.characters(exclude_categories=("C", "Z")), max_size=30).map(str.strip)

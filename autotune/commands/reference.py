@@ -21,7 +21,11 @@ machine cannot do it (no TPU, no libtpu); 130 interrupted, with what to type to 
 def reference() -> str:
     """The page: every command's help, 80 columns wide."""
     parts = [HEADER]
-    top = click.Context(cli, info_name="autotune", terminal_width=80, max_content_width=80)
+    # Named here as when it runs: a command keeps the help option of the first context that it is in.
+    names = cli.context_settings["help_option_names"]
+    top = click.Context(
+        cli, info_name="autotune", terminal_width=80, max_content_width=80, help_option_names=names
+    )
     parts.append(f"## autotune\n\n```\n{cli.get_help(top)}\n```\n")
     for name in COMMANDS:
         command = cli.get_command(top, name)
