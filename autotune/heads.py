@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from autotune.errors import UsageError
 from autotune.estimates import Estimate, Estimates
 from autotune.kernel.problem import Problem, TableKey, next_power_of_2
-from autotune.kernel.tiling import HeadLayout, supported_layouts, sweep_key, why_not
+from autotune.kernel.tiling import HeadLayout, heads_per_blk, supported_layouts, sweep_key, why_not
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,9 @@ class Option:
             if wide != group:
                 do += f", {wide} query heads for each KV head in place of {group}"
             do += f", and drop the output of the added {layout.num_q_heads - q}"
-        return f"{q} query and {kv} KV heads do not tile; serving must {do}: {self.cost()}"
+        tiled = heads_per_blk(q, kv, problem.q_dtype, problem.kv_dtype) is not None
+        why = "have a key that no padded shape has" if tiled else "do not tile"
+        return f"{q} query and {kv} KV heads {why}; serving must {do}: {self.cost()}"
 
 
 def options(problem: Problem, estimates: Estimates | None = None) -> list[Option]:
