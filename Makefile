@@ -7,7 +7,7 @@ DEMO   ?= results/demo
 TABLES ?= results/tables
 GENERATIONS := v4 v5e v5p v6e v7x
 
-.PHONY: demo test test-slow lint docs tables clean
+.PHONY: demo test test-slow lint browser screenshots docs tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml autotune/__init__.py
@@ -24,7 +24,7 @@ demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not he
 	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO)/tuned_block_sizes.py
 	@echo 'The table is there. Next: . $(BIN)/activate, then sweep a shape of your own (autotune sweep --help).'
 
-test: $(VENV)/installed-test lint  ## everything but the slow suite
+test: $(VENV)/installed-test lint browser  ## everything but the slow suite
 	$(BIN)/python -m pytest -m 'not slow'
 
 test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes
@@ -34,6 +34,14 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+browser:  ## the browser in which the tests look at reports; root installs it, others are told by the tests
+	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
+	  (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends -y \
+	  chromium chromium-driver fonts-dejavu-core) > /dev/null || echo 'no browser could be installed' >&2
+
+screenshots: $(VENV)/installed-test browser  ## the pictures in docs/report, by the tests that look at reports
+	AUTOTUNE_SCREENSHOTS=docs/report $(BIN)/python -m pytest tests/test_report_browser.py -k 'pictures or failures'
 
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
 	$(BIN)/python -m autotune.commands.reference > docs/cli.md

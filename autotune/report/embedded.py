@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from autotune import results, winners
 from autotune.emit import settings_text
+from autotune.report.agreement import Point
 from autotune.report.data import Report
 from autotune.report.entries import Cell, Entry
+
+# More are drawn slowly and say no more; they are taken evenly.
+MAX_POINTS = 5000
 
 
 def embedded(report: Report) -> str:
     """The keys, and the points that were predicted and measured, for page.js."""
-    keys = report.keys
+    keys, points = report.keys, report.agreement.points
     return _json(
         {
             "entries": [_entry(entry) for entry in keys.entries],
@@ -23,16 +28,8 @@ def embedded(report: Report) -> str:
             ],
             "tools": [_kit(dict(zip(winners.TOOLS, kit, strict=True))) for kit in keys.tools],
             "failures": keys.failures,
-            "points": [
-                {
-                    "entry": point.entry,
-                    "blocks": point.blocks,
-                    "workload": point.workload,
-                    "predicted": _short(point.predicted_us),
-                    "measured": _short(point.measured_us),
-                }
-                for point in report.agreement.points
-            ],
+            "points": [_point(point) for point in points[:: math.ceil(len(points) / MAX_POINTS) or 1]],
+            "all_points": len(points),
         }
     )
 
@@ -69,11 +66,18 @@ def _cell(cell: Cell) -> list[Any]:
     ]
 
 
+def _point(point: Point) -> list[Any]:
+    return [
+        *(point.entry, point.blocks, point.workload),
+        *(_short(point.predicted_us), _short(point.measured_us)),
+    ]
+
+
 def _short(value: float | None) -> float | None:
-    """With six digits: nothing is known better."""
+    """With five digits: nothing is known better, and four are shown."""
     if value is None:
         return None
-    rounded = float(f"{value:.6g}")
+    rounded = float(f"{value:.5g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 

@@ -4,11 +4,11 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const ROWS = 50;
-  const MOST_POINTS = 4000;
+  // What goes after the name of a source.
   const TRUST = {
-    measured: "measured on a TPU",
-    modelled: "modelled from the compiler's schedule, not timed on a TPU",
-    interpreted: "interpreted on a CPU: whether the kernel is right, no latency",
+    measured: "on a TPU",
+    modelled: "from the compiler's schedule, not timed on a TPU",
+    interpreted: "on a CPU: whether the kernel is right, no latency",
   };
   // Failures that are known by name may go into a plot's label, where tags are read.
   const STATUSES = new Set(["vmem_oom", "smem_oom", "compile_error", "invalid", "timeout", "crashed", "wrong_result"]);
@@ -97,10 +97,10 @@
   };
   const dearest = (part) => (a, b) => (b[part] ?? 0) - (a[part] ?? 0) || a.number - b.number;
   const ORDERS = {
-    today: ["loss of JAX's", dearest("today_cost")],
-    default: ["loss of default", dearest("default_cost")],
-    published: ["loss of published", dearest("published_cost")],
-    us: ["us of winner", dearest("us")],
+    today: ["JAX's loss", dearest("today_cost")],
+    default: ["default's loss", dearest("default_cost")],
+    published: ["published's loss", dearest("published_cost")],
+    us: ["winner's us", dearest("us")],
     key: ["key", (a, b) => a.number - b.number],
   };
 
@@ -124,7 +124,7 @@
     [only, labelled] = select("Which", Object.entries(ONLY).map(([value, [text]]) => [value, text]), filter);
     only.id = "filter-only";
     form.append(labelled);
-    [order, labelled] = select("Order", Object.entries(ORDERS).map(([value, [text]]) => [value, text]), filter);
+    [order, labelled] = select("Order by", Object.entries(ORDERS).map(([value, [text]]) => [value, text]), filter);
     order.id = "order";
     form.append(labelled);
   };
@@ -348,10 +348,10 @@
     const timed = run.source !== "interpreted";
     const measured = run.cells.some((cell) => cell.intervals);
     const failing = run.cells.some((cell) => cell.values.some((value) => value < 0));
-    const heads = ["pages", "queries", "status"];
+    const heads = ["pages", "queries", "mark", "status"];
     if (timed) heads.push(`us, ${run.source}`, "above best");
     if (measured && state.workload >= 0) heads.push("interval, us");
-    heads.push("VMEM, MiB", "mark");
+    heads.push("VMEM, MiB");
     if (failing) heads.push("what went wrong");
     const table = $("pairs");
     const left = new Set(["status", "mark", "what went wrong"]);
@@ -361,14 +361,14 @@
       .sort(([, a], [, b]) => (a.ratio ?? Infinity) - (b.ratio ?? Infinity) || 0);
     table.tBodies[0].replaceChildren(...lines.map(([cell, found]) => {
       const row = make("tr", {}, cellOf("td", cell.pages), cellOf("td", cell.queries),
+        cellOf("td", marksOf(entry, [cell.pages, cell.queries]).join(", "), "text dear"),
         cellOf("td", found.status, found.kind === "failed" ? "text failed" : "text"));
       if (timed) row.append(cellOf("td", found.us ? digits(found.us) : ""), cellOf("td", found.ratio ? above(found.ratio) : ""));
       if (measured && state.workload >= 0) {
         const interval = cell.intervals?.[state.workload];
         row.append(cellOf("td", interval ? `${digits(interval[0])} to ${digits(interval[1])}` : ""));
       }
-      row.append(cellOf("td", cell.vmem_bytes === null ? "" : mib(cell.vmem_bytes)),
-        cellOf("td", marksOf(entry, [cell.pages, cell.queries]).join(", "), "text"));
+      row.append(cellOf("td", cell.vmem_bytes === null ? "" : mib(cell.vmem_bytes)));
       if (failing) row.append(cellOf("td", why(found.failure), "text long"));
       return row;
     }));
@@ -378,19 +378,20 @@
 
   const drawScatter = () => {
     const numbers = new Set(state.found.map((entry) => entry.number));
-    const points = data.points.filter((point) => numbers.has(point.entry));
+    const points = data.points.filter(([entry]) => numbers.has(entry));
     $("scatter-figure").hidden = !points.length;
     if (!points.length) return;
-    const stride = Math.ceil(points.length / MOST_POINTS);
-    const drawn = points.filter((_, i) => i % stride === 0).map((point) => ({
-      target: data.entries[point.entry].target,
-      predicted: point.predicted,
-      measured: point.measured,
-      label: `${named(data.entries[point.entry])}; ${point.blocks} on ${point.workload}: ` +
-        `modelled ${digits(point.predicted)} us, measured ${digits(point.measured)} us`,
+    const drawn = points.map(([entry, blocks, workload, predicted, measured]) => ({
+      target: data.entries[entry].target,
+      predicted,
+      measured,
+      label: `${named(data.entries[entry])}; ${blocks} on ${workload}: ` +
+        `modelled ${digits(predicted)} us, measured ${digits(measured)} us`,
     }));
     plots.scatter($("scatter"), drawn, unique(data.entries.map((entry) => entry.target)));
-    const part = stride > 1 ? `${drawn.length} of ${points.length} points are drawn, evenly taken.` : `${points.length} points.`;
+    const share = data.points.length < data.all_points
+      ? `, of a sample of ${data.points.length} out of ${data.all_points}` : "";
+    const part = `${points.length} points${share}.`;
     $("scatter-note").textContent = `${part} Above the dashed line the model expects too long a time. The filters above apply.`;
     $("scatter").setAttribute("aria-label", `Scatter plot of modelled over measured latency. ${part} The table above has the figures.`);
   };

@@ -5,8 +5,8 @@ const plots = (() => {
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // Lightness alone tells the order, so that it can be seen without telling colours apart. The best stands out.
   const SCALES = {
-    light: ["#0b6e6e", "#3f9c94", "#8cc7b5", "#cfe3cf", "#f6efdc"],
-    dark: ["#5eead4", "#35b5a5", "#23857f", "#1f5560", "#26323f"],
+    light: ["#0b6e6e", "#66b3a4", "#a5d3c5", "#d8e8d8", "#f6efdc"],
+    dark: ["#5eead4", "#2fa596", "#1f766f", "#1d4f57", "#26323f"],
   };
   const CONFIG = { responsive: true, displayModeBar: false, scrollZoom: false, doubleClick: false };
   const scale = () => {
@@ -28,27 +28,34 @@ const plots = (() => {
   const layer = (grid, kind, extra) => ({
     type: "heatmap",
     z: grid.map((row) => row.map((cell) => (cell.kind === kind ? cell.z : null))),
-    text: grid.map((row) => row.map((cell) => (cell.kind === kind ? cell.lines.join("<br>") : ""))),
     hovertext: grid.map((row) => row.map((cell) => literal(cell.hover))),
     hovertemplate: "%{hovertext}<extra></extra>",
     hoverongaps: false,
-    texttemplate: "%{text}",
     xgap: 2,
     ygap: 2,
     showscale: false,
     ...extra,
   });
-  const flat = (fill, ink) => ({
-    colorscale: [[0, fill], [1, fill]],
-    textfont: { color: ink },
-    zmin: 0,
-    zmax: 1,
-  });
+  const flat = (fill) => ({ colorscale: [[0, fill], [1, fill]], zmin: 0, zmax: 1 });
+
+  const channels = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+  // The colour at a part of the scale, and black or white, whichever is easier to read on it.
+  const inkAt = (part) => {
+    const colours = SCALES[dark.matches ? "dark" : "light"];
+    const place = Math.min(1, Math.max(0, part)) * (colours.length - 1);
+    const low = Math.min(Math.floor(place), colours.length - 2);
+    const [from, to] = [colours[low], colours[low + 1]].map(channels);
+    const linear = from.map((value, i) => (value + (to[i] - value) * (place - low)) / 255)
+      .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 ? "#000000" : "#ffffff";
+  };
 
   // grid: rows by pages, columns by queries; cells {kind, z, lines, hover}. marks: {x, y, dx, symbol, fill}.
   const map = (element, { pages, queries, grid, marks, most, unit }) => {
     const axis = { fixedrange: true, showgrid: false, zeroline: false, ticks: "" };
-    const inner = Math.max(170, 62 * pages.length);
+    const inner = Math.max(170, 66 * pages.length);
+    const inks = { failed: colour("--bad-ink"), ran: colour("--ink"), none: colour("--soft") };
+    const cells = grid.flatMap((row, y) => row.map((cell, x) => ({ ...cell, x, y })));
     const traces = [
       layer(grid, "us", {
         colorscale: scale(),
@@ -64,14 +71,23 @@ const plots = (() => {
           ticktext: ["best", `+${most / 2}%`, `${most === 100 ? "≥ " : ""}+${most}%`],
         },
       }),
-      layer(grid, "failed", flat(colour("--bad"), colour("--bad-ink"))),
-      layer(grid, "ran", flat(colour("--pick"), colour("--ink"))),
-      layer(grid, "none", flat(colour("--paper"), colour("--soft"))),
+      layer(grid, "failed", flat(colour("--bad"))),
+      layer(grid, "ran", flat(colour("--pick"))),
+      layer(grid, "none", flat(colour("--paper"))),
+      {
+        type: "scatter",
+        mode: "text",
+        x: cells.map((cell) => cell.x),
+        y: cells.map((cell) => cell.y - 0.13),
+        text: cells.map((cell) => cell.lines.join("<br>")),
+        textfont: { color: cells.map((cell) => (cell.kind === "us" ? inkAt(cell.z / most) : inks[cell.kind])) },
+        hoverinfo: "skip",
+      },
       {
         type: "scatter",
         mode: "markers",
         x: marks.map((mark) => mark.x + mark.dx),
-        y: marks.map((mark) => mark.y + 0.31),
+        y: marks.map((mark) => mark.y + 0.33),
         marker: {
           symbol: marks.map((mark) => mark.symbol),
           color: marks.map((mark) => mark.fill),
