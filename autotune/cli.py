@@ -75,6 +75,8 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; exit codes: 0 done, 1 differences or failed checks, 2 wrong usage, 3 this machine
     cannot do it, 130 interrupted."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
+        signal.signal(signal.SIGINT, _interrupt)
     # A preempted host sends SIGTERM: leave as for Ctrl-C, with everything recorded.
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _unraisable
@@ -129,6 +131,7 @@ def _unfit(error: Exception) -> str | None:
 def _unraisable(unraisable: Any) -> None:
     """Deliver a Ctrl-C anew that came where Python cannot raise it, such as in a callback of its gc."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, _interrupt)  # which has deafened itself
         # From a thread, and a little later: at once, it would be raised in here and be lost again.
         threading.Timer(0.05, _thread.interrupt_main).start()
     else:
@@ -157,4 +160,6 @@ def _deafen() -> None:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+    """Leave, once: a further Ctrl-C would break off the ending of workers and of files."""
+    _deafen()
     raise KeyboardInterrupt

@@ -27,9 +27,10 @@ from autotune.known import Known
 from autotune.measure import Executables, Job, KeyTiming, Result, Slot
 from autotune.plan import Plan, Request, Trial, workload_of
 from autotune.pool import Pool, StartPool, Task
-from autotune.search import Outlook, Search
+from autotune.search import Search
 from autotune.shortlist import Shortlist
 from autotune.store import Store
+from autotune.sweep import Progress as SweepProgress
 from autotune.sweep import Summary, model_rows, require_compiler
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable
@@ -39,10 +40,8 @@ from autotune.workers import CompilePool
 JOBS_AHEAD = 2
 
 
-class Progress(Protocol):
-    """Told of each program that has its verdict, and of each candidate's timing or failure."""
-
-    def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
+class Progress(SweepProgress, Protocol):
+    """Told of each candidate's timing or failure too."""
 
     def timed(self, key: TableKey, result: Result) -> None: ...
 
@@ -135,9 +134,10 @@ class DeviceSweep:
         for slot in self._slots:
             threading.Thread(target=self._work, args=(slot,), daemon=True, name=f"chip {slot.chip}").start()
         try:
-            while self._left:
-                self._next()
-                self._handle([self._events.get(), *_drained(self._events)])
+            with self._progress:  # it ends before the chips and the pool do, which take their time
+                while self._left:
+                    self._next()
+                    self._handle([self._events.get(), *_drained(self._events)])
         finally:
             for slot in self._slots:
                 self._jobs.put(None)
@@ -172,6 +172,7 @@ class DeviceSweep:
             elif isinstance(event, Stopped):
                 stopped = event.error
         results.append(self._folder, rows)
+        self._progress.recorded(rows)
         if stopped:
             raise stopped
 
@@ -247,6 +248,7 @@ class DeviceSweep:
         for row in rows:
             self._known.add(row)
         results.append(self._folder, rows)
+        self._progress.recorded(rows)
 
     # Jobs.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from autotune import results, space
@@ -45,10 +46,12 @@ class Summary:
     compiled_here: int = 0
 
 
-class Progress(Protocol):
-    """Told of each program that has its verdict, with what is left after it."""
+class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
+    """Told of each program that has its verdict, with what is left after it, and of new rows."""
 
     def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
+
+    def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
 
 
 def load(folder: Folder, request: Request, store: Store | None) -> Plan:
@@ -133,6 +136,7 @@ def run(
             summary.statuses[made[0]["status"]] += 1
             rows += made
         results.append(folder, rows)
+        progress.recorded(rows)
 
     record(plan.settled)
     if not search.waiting:
@@ -143,7 +147,8 @@ def run(
         program = search.next()
         return Task(request.generation.name, program) if program else None
 
-    with start_pool(min(jobs, len(search.waiting)), timeout) as pool:
+    # The progress ends before the pool does, which takes its time after a Ctrl-C.
+    with start_pool(min(jobs, len(search.waiting)), timeout) as pool, progress:
         for task, verdict in pool.run(next_task):
             trials = plan.waiting[task.program]
             record((trial, verdict) for trial in trials)

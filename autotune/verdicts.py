@@ -15,6 +15,9 @@ from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
 from autotune.workers import CompilePool
 
+# Where nobody watches a bar, a wait that is longer than this is explained.
+NOTICE_SECONDS = 2.0
+
 
 def compile_all(
     generation: Generation, programs: Iterable[Program], *, named: bool, jobs: int, timeout: float
@@ -53,7 +56,8 @@ def compile_all(
         under_way.add(program)
         return Task(generation.name, program)
 
-    with CompileProgress(Outlook.of(waiting), at_once) as progress, CompilePool(at_once, timeout) as pool:
+    progress = CompileProgress(Outlook.of(waiting), at_once, notice=NOTICE_SECONDS)
+    with CompilePool(at_once, timeout) as pool, progress:
         for task, verdict in pool.run(next_task):
             verdicts[task.program] = verdict
             store.put(generation.name, tools, task.program, verdict)

@@ -50,8 +50,9 @@ class CompilePool(Pool):
     def __enter__(self) -> Self:
         # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
         # that starts them, and pebble's threads that of this one: so none is interrupted, however early.
-        resource_tracker.ensure_running()  # once started from such a thread, it would lift the mask again
+        _start_resource_tracker()  # once started from such a thread, it would lift the mask again
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        self._others = set(multiprocessing.active_children())
         try:
             _ = self._pool.active  # starts the pool
         finally:
@@ -71,6 +72,9 @@ class CompilePool(Pool):
                 self._pool.close()
             else:
                 self._pool.stop()
+                # pebble first takes away what a worker that is just starting opens, and it would complain.
+                for worker in set(multiprocessing.active_children()) - self._others:
+                    worker.kill()
             self._pool.join()
             shutil.rmtree(self._folder, ignore_errors=True)
         if kept and kind is None:
@@ -140,6 +144,20 @@ class CompilePool(Pool):
             if said := [line.strip() for line in lines if line.strip().isprintable() and line.strip()]:
                 text += f": {said[-1][:200]}"
         return text
+
+
+def _start_resource_tracker() -> None:
+    """Start the process that removes semaphores if this one is killed, without its warning that it did."""
+    before = os.environ.get("PYTHONWARNINGS")
+    quiet = "ignore:resource_tracker:UserWarning"
+    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 @contextlib.contextmanager

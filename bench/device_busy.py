@@ -91,8 +91,8 @@ def keys(count: int) -> tuple[TableKey, ...]:
 def with_schedules(request: Request, folder: Path, jobs: int) -> None:
     plan = sweep.load(folder, request, None)
     search = sweep.search_for(request, plan)
-    with CompileProgress(search.outlook(), jobs) as progress:
-        sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, progress)
+    progress = CompileProgress(search.outlook(), jobs)
+    sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, progress)
 
 
 def ahead(request: Request, folder: Path, jobs: int, device: Sleeper) -> None:
@@ -100,8 +100,8 @@ def ahead(request: Request, folder: Path, jobs: int, device: Sleeper) -> None:
     plan = sweep.load(folder, request, None)
     search = sweep.search_for(request, plan)
     devices = Devices(timing, (Slot(0, lambda: device),))
-    with CompileProgress(Outlook.of(()), jobs) as progress:
-        device_sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, devices, progress)
+    progress = CompileProgress(Outlook.of(()), jobs)
+    device_sweep.run(request, plan, search, None, folder, jobs, TIMEOUT, devices, progress)
 
 
 def compiled(calls: Sequence[Call], jobs: int) -> float:

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 # From the ground up. A name that ends with a dot stands for all modules below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune", "autotune.errors"),
-    ("autotune.files", "autotune.installed"),
+    ("autotune.files", "autotune.installed", "autotune.terminal"),
     ("autotune.folders",),
     ("autotune.kernel", "autotune.kernel.problem"),
     ("autotune.kernel.tiling", "autotune.kernel.workload"),

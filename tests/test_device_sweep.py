@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ def request(**values: Any) -> Request:
     return Request(generation=chips.V6E, **values)
 
 
-class Quiet:
+class Quiet(contextlib.AbstractContextManager["Quiet"]):
     """Progress that counts."""
 
     def __init__(self) -> None:
@@ -45,6 +46,12 @@ class Quiet:
 
     def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None:
         self.modelled += 1
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def recorded(self, made: Iterable[Mapping[str, Any]]) -> None:
+        pass
 
     def timed(self, key: TableKey, result: Result) -> None:
         self.results.append(result)

@@ -79,7 +79,8 @@ _OPTIONS = (
     click.option(
         "--kv-dtype",
         type=click.Choice([*DTYPE_BITS, *_ALIASES]),
-        help="Dtype of a --model's KV cache. [default: that of the model]",
+        metavar="DTYPE",  # the choices would be a line of 100 columns
+        help="Dtype of a --model's KV cache, such as fp8_e4m3 or int8. [default: that of the model]",
     ),
     click.option(
         "--keys",

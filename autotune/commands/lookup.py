@@ -29,8 +29,8 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 @click.option("--page-size", type=_COUNT, required=True, help="Tokens of a page.")
 @click.option("--max-num-batched-tokens", type=_COUNT, required=True, help="Tokens of a batch.")
 @click.option("--max-model-len", type=_COUNT, required=True, help="Tokens that one sequence can hold.")
-@click.option("--q-dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
-@click.option("--kv-dtype", type=click.Choice(DTYPES), default="bfloat16", show_default=True)
+@click.option("--q-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
+@click.option("--kv-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
 @click.option("--target", type=click.Choice(TARGETS), help="TPU generation. [default: the attached TPU]")
 @click.option(
     "--table",

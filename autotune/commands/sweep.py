@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -126,6 +125,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     help="Results folder to add rows to: a path, s3://BUCKET/DIR or gs://BUCKET/DIR.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
+@click.option("-v", "--verbose", is_flag=True, help="Say of each failure what the compiler said, in full.")
 def command(
     target: str | None,
     chosen: KeyOptions,
@@ -151,6 +151,7 @@ def command(
     run_timeout: float,
     out: Folder | None,
     dry_run: bool,
+    verbose: bool,
 ) -> None:
     """Try block sizes on a TPU generation and record every result.
 
@@ -223,7 +224,7 @@ def command(
 
         rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
         devices = of_this_host(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
-    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices)
+    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices, verbose)
     _report(summary, plan, request, out, devices)
 
 
@@ -272,17 +273,18 @@ def _run(
     jobs: int,
     timeout: float,
     devices: Devices | None,
+    verbose: bool,
 ) -> Summary:
     from autotune import device_sweep, sweep
     from autotune.progress import CompileProgress
 
     try:
-        with CompileProgress(search.outlook(), jobs) as progress:
-            if devices:
-                return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
-            return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
+        candidates = plan.candidates - plan.recorded
+        progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
+        if devices:
+            return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
+        return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is leaving already
         again = shlex.join([command_name(), *sys.argv[1:]])
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)

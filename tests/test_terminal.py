@@ -1,0 +1,235 @@
+"""What one sees: commands in a real terminal of 80x24 and narrower ones, piped, and under NO_COLOR."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import re
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pyte
+import pytest
+from click.testing import CliRunner
+
+from autotune.cli import COMMANDS, cli
+from autotune.progress import Best, Part, clock, fitted
+from autotune.terminal import folded, printable
+from tests.conftest import command_line, user_environment
+from tests.test_sweep import SWEEP
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
+
+
+class Seen(NamedTuple):
+    """The bytes that a terminal got, what it shows in the end, and all of its lines before it wraps them."""
+
+    code: int
+    sent: bytes
+    screen: list[str]
+
+    @property
+    def states(self) -> list[str]:
+        """Every state that a line was in, those written over included."""
+        return [state.rstrip() for state in re.split(r"[\r\n]+", self.sent.decode()) if state.strip()]
+
+
+def in_terminal(
+    folder: Path,
+    *arguments: object,
+    columns: int = 80,
+    then: Callable[[int, bytes], None] = lambda terminal, sent: None,
+    **environment: str,
+) -> Seen:
+    """Run a command as the session of a terminal; `then` gets the terminal and what was sent so far."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    env = {**user_environment(folder / "cache"), "TERM": "xterm-256color", **environment}
+    del env["COLUMNS"]  # the terminal itself knows
+    process = subprocess.Popen(
+        command_line(*arguments),
+        cwd=folder,
+        env=env,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(theirs)
+    sent, deadline = b"", time.monotonic() + 300
+    with contextlib.suppress(OSError):  # how a terminal says that nobody has it open any more
+        while time.monotonic() < deadline:
+            if select.select([ours], [], [], 0.1)[0]:
+                if not (data := os.read(ours, 65536)):
+                    break
+                sent += data
+            then(ours, sent)
+    code = process.wait(timeout=60)
+    os.close(ours)
+    screen = pyte.Screen(columns, 24)
+    pyte.ByteStream(screen).feed(sent)
+    return Seen(code, sent, [line.rstrip() for line in screen.display if line.strip()])
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
+    """A sweep in a terminal of 80x24, of which one program does not fit; and its folder."""
+    folder = tmp_path_factory.mktemp("terminal")
+    seen = in_terminal(folder, *SWEEP, "--vmem-limit", "700KiB")
+    return folder, seen
+
+
+def test_a_sweep_in_a_terminal(swept: tuple[Path, Seen]) -> None:
+    seen = swept[1]
+    assert seen.code == 0, seen.screen
+    assert max(map(len, seen.states)) <= 80
+    bars = [state for state in seen.states if "compiled |" in state or "|#" in state]
+    assert bars[0].startswith("0/4 compiled |      ")
+    counts = [int(state.split("/")[0]) for state in bars]
+    assert counts == sorted(counts) and set(range(5)) <= set(counts)
+    for state in bars:  # the bar says what n/N says
+        bar = re.search(r"\|([# ]+)\|", state)
+        assert bar and bar[1].count("#") == int(state.split("/")[0]) * len(bar[1]) // 4, state
+    assert re.search(r"4/4 compiled, \d failed, best \d+,\d+, modelled [\d.]+ us \|#+\| 0:\d\d$", bars[-1])
+    assert not COLOUR.search(seen.sent)
+    # Nothing of the bar is left.
+    assert not any("|#" in line or "| 0:" in line for line in seen.screen)
+    assert seen.screen[0].startswith("1 key, 4 candidates; 4 programs to compile for v6e")
+    assert seen.screen[-1].startswith("Next: ") and "emit r --allow-modelled" in seen.screen[-1]
+
+
+def test_a_clock_ticks_during_a_long_compile(swept: tuple[Path, Seen]) -> None:
+    """The first verdict takes seconds, as workers import jax: meanwhile the same line shows other times."""
+    waiting = [state for state in swept[1].states if state.startswith("0/4 compiled")]
+    assert len({state.split("|")[-1] for state in waiting}) > 1
+
+
+def test_a_sweep_that_is_piped_is_quiet_and_plain(autotune: Run, tmp_path: Path) -> None:
+    done = autotune(*SWEEP, "--workload", "mixed")
+    assert done.returncode == 0
+    for text in (done.stdout, done.stderr):
+        assert not re.search(r"[\x00-\x09\x0b-\x1f]", text)
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "compiled |" not in done.stderr and len(done.stderr.splitlines()) <= 4
+
+
+@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_color_and_dumb_terminals(tmp_path: Path, environment: dict[str, str]) -> None:
+    queries = ("--queries", "32", "--workload", "mixed")
+    seen = in_terminal(tmp_path, *SWEEP, *queries, **environment)
+    assert seen.code == 0, seen.screen
+    assert b"\x1b" not in seen.sent
+    # A dumb terminal cannot write over a line: there is none.
+    assert ("compiled |" in seen.sent.decode()) == ("NO_COLOR" in environment)
+    assert max(map(len, seen.states)) <= 80
+
+
+def test_a_ctrl_c_in_a_terminal_is_answered_at_once(tmp_path: Path) -> None:
+    pressed: list[int] = []
+
+    def press(terminal: int, sent: bytes) -> None:
+        if b"0/4 compiled" in sent and len(pressed) < 3:
+            pressed.append(os.write(terminal, b"\x03"))
+
+    seen = in_terminal(tmp_path, *SWEEP, "--no-cache", then=press)
+    assert seen.code == 130
+    assert [line for line in seen.screen if line.endswith("stopping ...")], seen.sent
+    assert sum("stopping" in line for line in seen.screen) == 1
+    assert "To go on:" in "\n".join(seen.screen) and "Traceback" not in seen.sent.decode()
+    assert not any("compiled |" in line for line in seen.screen)
+
+
+def test_a_window_that_is_made_narrower(tmp_path: Path) -> None:
+    narrow: list[int] = []
+
+    def resize(terminal: int, sent: bytes) -> None:
+        if b"1/4 compiled" in sent and not narrow:
+            narrow.append(len(sent))
+            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+
+    seen = in_terminal(tmp_path, *SWEEP, "--no-cache", "--jobs", "1", then=resize)
+    assert seen.code == 0
+    later = re.split(r"[\r\n]+", seen.sent[narrow[0] :].decode())
+    bars = [state for state in later if " compiled" in state and "/4" in state]
+    assert bars and all(len(state.rstrip()) <= 40 for state in bars[1:])
+
+
+@pytest.mark.parametrize("columns", [200, 80, 64, 40, 24])
+def test_the_line_fits_and_the_least_telling_goes_first(columns: int) -> None:
+    parts = [
+        Part("118/118 compiled", 0),
+        Part("14 failed", 2),
+        Part("5824 saved", 4),
+        Part("best 128,128", 3),
+        Part("modelled 1234 us", 6),
+    ]
+    text, bar = fitted(parts, "1:23, 12 min left", columns)
+    assert text.startswith("118/118 compiled")
+    if bar:
+        assert 6 <= bar <= 18 and len(text) + bar + len(" || 1:23, 12 min left") <= columns
+    shown = {part.text: part.text in text for part in parts}
+    assert all(shown.values()) == (columns == 200)
+    if columns == 80:
+        assert [name for name, there in shown.items() if not there] == ["modelled 1234 us"]
+    if columns == 64:
+        assert shown["14 failed"] and not shown["5824 saved"]
+
+
+def test_the_best_so_far_is_of_one_key_and_compares_like_with_like() -> None:
+    def row(blocks: tuple[int, int], workload: str, us: float | None, source: str) -> dict[str, object]:
+        key = ("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+        names = ("q_dtype", "kv_dtype", "num_q_heads_per_blk", "num_kv_heads_per_blk", "head_dim")
+        names = (*names, "page_size", "max_num_batched_tokens", "max_model_len")
+        return {
+            **dict(zip(names, key, strict=True)),
+            "num_kv_pages_per_blk": blocks[0],
+            "num_queries_per_blk": blocks[1],
+            "workload_fingerprint": workload,
+            "latency_us": us,
+            "source": source,
+        }
+
+    best = Best()
+    best.add(row((8, 32), "a", 100.0, "modelled"))
+    best.add(row((8, 32), "b", 400.0, "modelled"))
+    assert (best.pair, best.latency) == ((8, 32), "modelled 200 us")
+    best.add(row((4, 32), "a", 10.0, "modelled"))  # on one of two workloads only
+    best.add(row((4, 64), "a", None, "modelled"))
+    assert best.pair == (8, 32)
+    best.add(row((4, 32), "b", 10.0, "modelled"))
+    assert (best.pair, best.latency) == ((4, 32), "modelled 10 us")
+    best.add(row((2, 32), "a", 1.0, "interpreted"))
+    assert best.pair == (4, 32)
+    best.add(row((8, 32), "a", 150.0, "measured"))  # a clock has the last word
+    assert (best.pair, best.latency) == ((8, 32), "measured 150 us")
+    best.add(row((16, 32), "a", 1.0, "modelled"))
+    assert best.pair == (8, 32)
+
+
+def test_times_and_texts() -> None:
+    assert [clock(s) for s in (0.9, 61, 3723)] == ["0:00", "1:01", "1:02:03"]
+    assert printable("a\tb\x1b[31mc\r") == "a b?[31mc?"
+    assert max(map(len, folded("word " * 40 + "w" * 90).split("\n"))) == 90  # what is to be copied is whole
+
+
+def test_help_fits(tmp_path: Path) -> None:
+    seen = in_terminal(tmp_path, "--help")
+    assert seen.code == 0 and not COLOUR.search(seen.sent)
+    assert max(map(len, seen.states)) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_each_command_fits(name: str) -> None:
+    shown = CliRunner().invoke(cli, [name, "--help"], terminal_width=80)
+    assert shown.exit_code == 0
+    assert [line for line in shown.output.splitlines() if len(line) > 80] == []
