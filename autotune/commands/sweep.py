@@ -285,7 +285,7 @@ def _run(
             return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
         return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
     except KeyboardInterrupt:
-        again = shlex.join([command_name(), *sys.argv[1:]])
+        again = f"{command_name()} {shlex.join(sys.argv[1:])}"
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
         sys.exit(EXIT_INTERRUPTED)
