@@ -292,6 +292,11 @@ def _explain(stderr: str, returncode: int, dev: Path, proc: Path, lockfile: Path
             "the TPU is held by a process of another user: find it "
             f"(sudo lsof -w {_nodes_to_look_at(dev)}) and stop it, then run this again"
         )
+    if "Device or resource busy" in stderr:
+        return (
+            "the TPU is held by a process that is not seen from here, or was not yet let go of: find it "
+            f"(sudo lsof -w {_nodes_to_look_at(dev)}), or wait, then run this again"
+        )
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     # The last line of a traceback is the exception itself; an abort has none.
     said = lines[-1][:300] if lines else f"it ended with status {returncode} and said nothing"

@@ -191,6 +191,15 @@ def test_stale_is_told_by_the_kernels_own_list(tmp_path: Path) -> None:
     assert not attached.lock_is_stale(tmp_path / "absent")
 
 
+def test_chip_that_a_process_out_of_sight_holds(host: Host) -> None:
+    host.pci("0000:00:05.0", "0x1ae0", "0x0063")
+    (host.dev / "vfio").mkdir()
+    (host.dev / "vfio" / "0").touch()
+    said = "TPU initialization failed: open(/dev/vfio/0): Device or resource busy; Couldn't open iommu group"
+    with pytest.raises(MachineError, match=rf"not seen from here.*sudo lsof -w {host.dev}/vfio/0"):
+        host.ask(*fails_with(said))
+
+
 def test_open_node_is_seen_in_the_real_proc(tmp_path: Path) -> None:
     node = tmp_path / "accel0"
     node.touch()
