@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from pathlib import Path
 
 from autotune import doctor_checks, doctor_machine, doctor_probe, installed
 from autotune.doctor_checks import FAILURE, OK, Check
 from autotune.errors import MachineError
+from autotune.folders import Folder
 from autotune.tpu import chips
 from autotune.tpu.attached import Attached
 
@@ -39,7 +39,7 @@ class Report:
         return [f"{command} sweep --target {target} --preset smoke --out {out}"]
 
 
-def examine(report: Report, *, out: Path | None, deep: bool, cores: int) -> Iterator[Check]:
+def examine(report: Report, *, out: Folder | None, deep: bool, cores: int) -> Iterator[Check]:
     """Make every check, those that take long last; each is in the report when it comes out.
 
     out: the results folder to look at. deep: compile a small program for each generation, with at most
@@ -50,7 +50,7 @@ def examine(report: Report, *, out: Path | None, deep: bool, cores: int) -> Iter
         yield check
 
 
-def _checks(report: Report, out: Path | None, deep: bool, cores: int) -> Iterator[Check]:
+def _checks(report: Report, out: Folder | None, deep: bool, cores: int) -> Iterator[Check]:
     needed = installed.own_needs()
     yield doctor_checks.python()
     yield doctor_checks.packages(needed)

@@ -11,6 +11,7 @@ from autotune.doctor_checks import FAILURE, OK, WARNING, Check
 from autotune.doctor_probe import Probe
 from autotune.errors import AutotuneError
 from autotune.files import user_folder
+from autotune.folders import Folder, Remote
 from autotune.tpu import attached, chips
 from autotune.tpu.attached import Attached
 
@@ -120,10 +121,16 @@ def cache() -> Check:
     )
 
 
-def results(out: Path | None) -> Check:
+def results(out: Folder | None) -> Check:
     """The results folder that was named, else the current folder."""
     if out is None:
         return room("results", Path.cwd(), "the current folder; --out names another one")
+    if isinstance(out, Remote):
+        try:
+            what = "can be read" if out.exists() else "is new"
+        except (AutotuneError, ImportError) as error:
+            return Check("results", FAILURE, str(error), vital=True)
+        return Check("results", OK, f"{out} {what}; whether it can be written is seen by a sweep", vital=True)
     if out.exists() and not out.is_dir():
         return Check("results", FAILURE, f"{str(out)!r} is a file", "name a folder with --out", vital=True)
     files = sum(1 for _ in out.glob("*.parquet"))

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import os
 import shlex
-from pathlib import Path
 
 import click
 
-from autotune.commands.options import NamedPath, command_name, cores
+from autotune.commands.options import NamedFolder, command_name, cores
 from autotune.errors import EXIT_MACHINE
+from autotune.folders import Folder
 
 COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @click.command(epilog="Example: autotune doctor --deep")
 @click.option("--deep", is_flag=True, help="Compile a small program for each generation: about 20 s.")
-@click.option("--out", type=NamedPath(), help="Results folder to look at. [default: the current folder]")
+@click.option(
+    "--out",
+    type=NamedFolder(),
+    metavar="FOLDER",
+    help="Results folder to look at: a path, s3://BUCKET/DIR or gs://BUCKET/DIR. [default: the "
+    "current folder]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, for programs.")
-def command(deep: bool, out: Path | None, as_json: bool) -> None:
+def command(deep: bool, out: Folder | None, as_json: bool) -> None:
     """Say what works here, what does not, and what to type about it.
 
     Looks at Python, jax, jaxlib and libtpu and whether they fit together; the kernel; libtpu's lockfile and
