@@ -20,7 +20,8 @@ from autotune.cli import cli
 from autotune.errors import UsageError
 from autotune.estimates import Estimates
 from autotune.heads import options
-from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
+from autotune.kernel import rpa
+from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.tiling import canonical_key, heads_per_blk, is_canonical
 from autotune.keyset import Asked, Serving, canonical, listing, merged, of_model, resolve
 from autotune.known_models import known
@@ -431,3 +432,36 @@ def test_built_in_models_are_listed_with_their_source(autotune: Run) -> None:
         "(some)",
         "google/gemma-3-12b-it",
     ]
+
+
+@pytest.mark.parametrize(
+    ("own", "other"),
+    [((4, 1), (4, 2)), ((6, 3), (16, 4))],
+    ids=["kept twice", "padded, with wider groups"],
+)
+def test_what_serving_is_told_gives_the_same_output(own: tuple[int, int], other: tuple[int, int]) -> None:
+    """By JAX's reference: heads are laid out anew, and the heads that were there before answer as before."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((8, own[0], 16), np.float32)
+    pages = rng.standard_normal((3, 4, 2 * own[1], 16), np.float32)
+    # One sequence: 3 queries, 11 tokens in the 3 pages.
+    ragged = [np.array(v, np.int32) for v in ([11], [[2, 0, 1]], [0, 3], [1])]
+    (group, kv), (wide, more) = (own[0] // own[1], own[1]), (other[0] // other[1], other[1])
+    grouped = q.reshape(8, kv, group, 16)
+    heads = pages.reshape(-1, 4, kv, 2, 16)  # a head's keys, then its values
+    if other[0] == own[0]:
+        grouped = grouped.reshape(8, more, wide, 16)
+        heads = np.repeat(heads, more // kv, axis=2)
+    else:
+        grouped = np.pad(grouped, ((0, 0), (0, more - kv), (0, wide - group), (0, 0)))
+        heads = np.pad(heads, ((0, 0), (0, 0), (0, more - kv), (0, 0), (0, 0)))
+    laid_out = (grouped.reshape(8, other[0], 16), heads.reshape(-1, 4, 2 * more, 16), *ragged)
+    wanted = np.asarray(rpa.reference(tuple(map(jnp.asarray, (q, pages, *ragged))), Settings()))
+    given = np.asarray(rpa.reference(tuple(map(jnp.asarray, laid_out)), Settings()))
+    if other[0] != own[0]:
+        given = given.reshape(-1, more, wide, 16)[:, :kv, :group].reshape(-1, own[0], 16)
+    assert np.allclose(given, wanted, atol=1e-5)
+    assert np.abs(given).max() > 0.1
