@@ -176,6 +176,11 @@ def _identity(
     )
 
 
+def known(request: Request, frame: pd.DataFrame, tools: results.Tools) -> dict[Program, Compiled]:
+    """The compiler's verdicts that rows of these tools hold, with the seconds that each compile took."""
+    return _known(request, frame, tools)[1]
+
+
 def _known(
     request: Request, frame: pd.DataFrame | None, tools: results.Tools
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:

@@ -25,7 +25,7 @@ SEEDS = 7
 # Shares of the programs, and of the time that they would take, that searches of the published v6e space came
 # to compile: the outlook for layouts of which nothing is known yet.
 TYPICAL_PROGRAMS = 0.5
-TYPICAL_SECONDS = 0.15
+TYPICAL_SECONDS = 0.05
 # Expected seconds of a compile that is run for a comparison only.
 QUICK_SECONDS = 5.0
 

@@ -125,11 +125,11 @@ def expected_compile_seconds(program: Program) -> float:
     """Roughly how long one core compiles a program: to order the work and to say how long it will take.
 
     Two power laws of the scores that a KV block makes (query rows times KV tokens), through the compile times
-    of 340 programs of the published v6e space (libtpu 0.0.42); from four KV heads on, registers spill and
+    of 397 programs of the published v6e space (libtpu 0.0.42); from four KV heads on, registers spill and
     the compiler takes far longer. One compile in ten takes less than half or more than 1.5 times as long.
     """
     layout, blocks = program.layout, program.blocks
     scores = layout.num_q_heads * blocks.num_queries_per_blk * blocks.num_kv_pages_per_blk * layout.page_size
     if layout.num_kv_heads < 4:
-        return 0.2 + 1.6 * layout.num_kv_heads**0.5 * (scores / 2**20) ** 0.9
-    return 0.3 + 10.8 * (scores / 2**20) ** 1.375
+        return 0.5 + 1.1 * layout.num_kv_heads**0.87 * (scores / 2**20) ** 1.1
+    return 0.5 + 11.0 * (scores / 2**20) ** 1.45

@@ -1,0 +1,17 @@
+"""How long the compiles of a sweep will take: what is expected, scaled by how long the ones before took."""
+
+from __future__ import annotations
+
+# Expected seconds for which the expectation is trusted as it stands. The first compiles are of small programs,
+# of which half the time is not the compiler's; scaled by those alone, a sweep seems to take three times as long.
+TRUSTED_SECONDS = 60.0
+
+
+def seconds_left(elapsed: float, done: float, left: float, jobs: int) -> float:
+    """Seconds until the last compile ends.
+
+    elapsed: seconds since the first began. done, left: expected seconds, on one core, of the programs that
+    are compiled and of those still to be. jobs: compiles at once.
+    """
+    slower = (elapsed * jobs + TRUSTED_SECONDS) / (done + TRUSTED_SECONDS)
+    return left / jobs * slower
