@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # Expected seconds for which the expectation is trusted as it stands. The first compiles are of small programs,
-# of which half the time is not the compiler's; scaled by those alone, a sweep seems to take three times as long.
+# of which half the time is not the compiler's: scaled by those alone, a sweep seems three times as long.
 TRUSTED_SECONDS = 60.0
 
 
