@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from autotune import results
+from autotune.eta import seconds_left
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.measure import Result
 from autotune.pool import Task
@@ -24,7 +25,6 @@ from autotune.tpu.compiler import Compiled
 
 LOG_EVERY_SECONDS = 60.0
 FIRST_SECONDS, TICK_SECONDS = 0.1, 1.0
-START_SECONDS = 2.0  # of a worker, before its first compile: it imports jax and loads libtpu
 LEAST_BAR = 6  # columns; in a terminal too narrow for one there is none
 
 
@@ -68,7 +68,7 @@ class CompileProgress:
         self._best = Best()
         self._start = self._logged = self._told = time.monotonic()
         # Seconds from when it was last told something.
-        self._estimate: float | None = START_SECONDS + outlook.seconds / jobs
+        self._estimate: float | None = seconds_left(0.0, 0.0, outlook.seconds, jobs)
         self._lock = threading.RLock()  # between the thread that is told and the one that ticks
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, daemon=True, name="progress")
@@ -148,7 +148,7 @@ class CompileProgress:
             done, total = self._keys
             self._estimate = elapsed * (total - done) / done if done else None
         elif self._done > 0:
-            self._estimate = elapsed * self._left / (self._done + START_SECONDS * self._jobs)
+            self._estimate = seconds_left(elapsed, self._done, self._left, self._jobs)
         self._show()
 
     def _tick(self) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from autotune import presets, results, sweep
 from autotune.calibrate import current
-from autotune.estimate import seconds_left
+from autotune.eta import START_SECONDS, seconds_left
 from autotune.kernel.problem import Settings
 from autotune.plan import Request, known, make_plan
 from autotune.scoreboard import COMMITTED_ROWS
@@ -49,7 +49,7 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
     )
     verdicts = known(request, frame, tools)
     search = sweep.search_for(request, make_plan(request, None, tools, current(generation).version))
-    moments = [Moment(0.0, seconds_left(0.0, 0.0, search.outlook().seconds, jobs))]
+    moments = [Moment(0.0, seconds_left(START_SECONDS, 0.0, search.outlook().seconds, jobs))]
     running: list[tuple[float, int]] = []
     started = []
     now = done = 0.0
@@ -67,7 +67,7 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
         program, verdict = started[number]
         done += expected_compile_seconds(program)
         search.tell(program, verdict)
-        moments.append(Moment(now, seconds_left(now, done, search.outlook().seconds, jobs)))
+        moments.append(Moment(now, seconds_left(now + START_SECONDS, done, search.outlook().seconds, jobs)))
 
 
 def main() -> None:

@@ -244,9 +244,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
+    from autotune.eta import seconds_left
     from autotune.progress import duration
-    from autotune.search import Exhaustive
-    from autotune.space import expected_compile_seconds
 
     parts = [f"{_count(len(plan.incumbents), 'key')}, {_count(plan.candidates, 'candidate')}"]
     if plan.recorded:
@@ -255,12 +254,13 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
         parts.append(f"{plan.reused} known from compiles of the same program")
     if plan.ruled_out:
         parts.append(f"{plan.ruled_out} ruled out without a compile")
-    all_of_them = isinstance(search, Exhaustive)
     programs = _count(len(plan.waiting), "program")
-    parts.append(f"{programs} to compile for {request.generation}" + ("" if all_of_them else " at most"))
-    if plan.waiting:
-        seconds = sum(map(expected_compile_seconds, plan.waiting)) / jobs
-        parts.append(f"{'about' if all_of_them else 'at most about'} {duration(seconds)} with --jobs {jobs}")
+    outlook = search.outlook()
+    if outlook.programs < len(plan.waiting):  # the others cannot win, or will probably turn out not to
+        programs = f"about {outlook.programs} of {programs}" if outlook.programs else f"none of {programs}"
+    parts.append(f"{programs} to compile for {request.generation}")
+    if outlook.programs:
+        parts.append(f"about {duration(seconds_left(0.0, 0.0, outlook.seconds, jobs))} with --jobs {jobs}")
     click.echo("; ".join(parts), err=True)
 
 
