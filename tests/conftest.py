@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import secrets
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -111,6 +114,55 @@ def s3() -> Iterator[Callable[[str], str]]:
     server.stop()
 
 
+class RayNodes(NamedTuple):
+    """A Ray cluster on this machine. cluster: ray.cluster_utils.Cluster. tmp: its nodes' temporary folder."""
+
+    cluster: Any
+    tmp: Path
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self, environment: dict[str, str] | None = None, **arguments: Any) -> Any:
+        """A node more, a process of which has these variables."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {
+                "TMPDIR": str(self.tmp),
+                "PYTHONPATH": str(ROOT),
+                **(environment or {}),
+            }.items():
+                patch.setenv(name, value)
+            return self.cluster.add_node(**{"num_cpus": 1, **arguments})
+
+
+@contextlib.contextmanager
+def ray_nodes(tmp: Path) -> Iterator[RayNodes]:
+    """A cluster of two nodes of one CPU each; the head has one of them."""
+    # Nothing is reported, and only who has the token may run anything.
+    (tmp / "token").write_text(secrets.token_hex(32))
+    os.environ.update(
+        RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp / "token")
+    )
+    pytest.importorskip("ray", reason="Ray has no wheel for this Python, or the extra is not installed")
+    from ray.cluster_utils import Cluster
+
+    nodes = RayNodes(Cluster(), tmp)
+    try:
+        nodes.add(include_dashboard=False)
+        nodes.add()
+        yield nodes
+    finally:
+        nodes.cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+    """One cluster for all: who kills a node adds one before."""
+    with ray_nodes(tmp_path_factory.mktemp("ray")) as nodes:
+        yield nodes
+
+
 @pytest.fixture
 def autotune(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Run the command line as a user does, in a folder of its own; returns the finished process."""
@@ -138,3 +190,23 @@ def user_environment(cache: Path | None = None) -> dict[str, str]:
     """A user's environment; cache: where it keeps compile results, a place that is not there by default."""
     env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "COLUMNS", "NO_COLOR")}
     return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "XDG_CACHE_HOME": str(cache or "/nowhere")}
+
+
+def descendants(of: int | None = None) -> dict[int, str]:
+    """The processes that come of one, this one by default, each with its command line."""
+    found: dict[int, tuple[int, str]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+                words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[int(folder.name)] = parent, words
+    family = {of or os.getpid()}
+    while more := {pid for pid, (parent, _) in found.items() if parent in family} - family:
+        family |= more
+    return {pid: found[pid][1] for pid in family - {of or os.getpid()} if pid in found}
+
+
+def compiling(of: int | None = None) -> set[int]:
+    """The processes of this test run, or of one in it, that compile, be it here or on a node of Ray's."""
+    return {pid for pid, words in descendants(of).items() if "multiprocessing.spawn" in words}

@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 # From the ground up. A name that ends with a dot stands for all modules below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune", "autotune.errors"),
-    ("autotune.files", "autotune.installed", "autotune.terminal"),
+    ("autotune.files", "autotune.cluster", "autotune.installed", "autotune.terminal"),
     ("autotune.folders",),
     ("autotune.kernel", "autotune.kernel.problem"),
     ("autotune.kernel.tiling", "autotune.kernel.workload"),
@@ -37,7 +37,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.known_models",),
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     ("autotune.winners", "autotune.gather", "autotune.workers", "autotune.owner", "autotune.shortlist"),
-    ("autotune.measure",),
+    ("autotune.measure", "autotune.ray_pool"),
     ("autotune.devices",),
     ("autotune.incumbents",),
     (

@@ -1,84 +1,117 @@
-"""Worker processes that are killed, hang or outlive their parent, with real compiles."""
+"""Worker processes that are killed, hang or outlive their parent, with real compiles: here, and on Ray."""
 
 from __future__ import annotations
 
-import multiprocessing
+import functools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from autotune.pool import Task
+from autotune import cluster
+from autotune.pool import StartPool, Task
+from autotune.ray_pool import RayPool
 from autotune.workers import CompilePool
-from tests.conftest import ROOT, each, program, user_environment
+from tests.conftest import ROOT, compiling, each, program, user_environment
 
 QUICK = [Task("v6e", program(pages, 32, page_size=16)) for pages in (8, 16)]
 SLOW = Task("v6e", program(16, 256, q_heads=8, kv_heads=4, page_size=128))  # a minute and more
 
 
-def worker_pids() -> set[int]:
-    return {child.pid for child in multiprocessing.active_children() if child.pid}
+class Started(NamedTuple):
+    """Where pools run. start: makes one. tmp: of its workers. script: what a program begins with."""
+
+    start: StartPool
+    tmp: Path
+    script: str
 
 
-def kill_a_worker(seen: set[int], after: threading.Event) -> None:
-    """Kill one worker that was not seen before, once the event is set and it has had time to begin."""
-    after.wait()
-    while not (fresh := worker_pids() - seen):
+_LOCAL = """
+from autotune.workers import CompilePool as start
+"""
+_RAY = """
+import functools
+from autotune import cluster
+from autotune.ray_pool import RayPool
+start = functools.partial(RayPool, say=print)
+if __name__ == "__main__":
+    joined = cluster.connected({address!r})
+    joined.__enter__()
+"""
+
+
+@pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.slow)])
+def pools(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Started]:
+    """Both executors pass the tests that take this."""
+    if request.param == "local":
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        yield Started(CompilePool, tmp_path, _LOCAL)
+        return
+    nodes = request.getfixturevalue("ray_cluster")
+    said: list[str] = []
+    with cluster.connected(nodes.address):
+        yield Started(
+            functools.partial(RayPool, say=said.append), nodes.tmp, _RAY.format(address=nodes.address)
+        )
+    assert not said
+
+
+def left(tmp: Path) -> list[Path]:
+    return list(tmp.glob("autotune-compile-*"))
+
+
+def kill_a_worker(seen: set[int]) -> None:
+    """Kill one worker that was not seen before, once it has had time to begin."""
+    while not (fresh := compiling() - seen):
         time.sleep(0.05)
     time.sleep(2.5)
-    for pid in fresh & worker_pids():
+    for pid in fresh & compiling():
         os.kill(pid, signal.SIGKILL)
     seen |= fresh
 
 
-def test_a_worker_killed_twice_is_crashed_and_the_rest_are_there() -> None:
-    """The slow task loses its worker at once, and after the one task that was queued behind it again."""
-    seen = worker_pids()
-    one_done = threading.Event()
-    now = threading.Event()
-    now.set()
+def test_a_worker_killed_twice_is_crashed_and_the_rest_are_there(pools: Started) -> None:
+    seen = compiling()
 
     def kill_twice() -> None:
-        kill_a_worker(seen, now)
-        one_done.wait()
-        time.sleep(1)
-        for pid in worker_pids():
-            os.kill(pid, signal.SIGKILL)
+        kill_a_worker(seen)
+        kill_a_worker(seen)
 
     killer = threading.Thread(target=kill_twice)
-    verdicts = {}
-    with CompilePool(1, 600.0) as pool:
+    with pools.start(1, 600.0) as pool:
         killer.start()
-        for task, verdict in pool.run(each([SLOW, *QUICK])):
-            verdicts[task] = verdict
-            one_done.set()
-    killer.join()
-    assert [verdicts[task].status for task in QUICK] == ["ok", "ok"]
-    assert verdicts[SLOW].status == "crashed"
-    assert "ended by SIGKILL, 2 times" in (verdicts[SLOW].error or "")
-    assert verdicts[SLOW].seconds is None
+        [(task, verdict)] = pool.run(each([SLOW]))
+        killer.join()
+        rest = dict(pool.run(each(QUICK)))
+    assert [rest[task].status for task in QUICK] == ["ok", "ok"]
+    assert (task, verdict.status, verdict.seconds) == (SLOW, "crashed", None)
+    assert "ended by SIGKILL, 2 times" in (verdict.error or "")
 
 
-def test_a_worker_killed_once_is_tried_again() -> None:
-    seen = worker_pids()
-    now = threading.Event()
-    now.set()
-    killer = threading.Thread(target=kill_a_worker, args=(seen, now))
+def test_a_worker_killed_once_is_tried_again(pools: Started) -> None:
+    killer = threading.Thread(target=kill_a_worker, args=(compiling(),))
     medium = Task("v6e", program(16, 128, q_heads=8, kv_heads=2, page_size=128))
-    with CompilePool(1, 600.0) as pool:
+    with pools.start(1, 600.0) as pool:
         killer.start()
         [(task, verdict)] = pool.run(each([medium]))
     killer.join()
     assert (task, verdict.status) == (medium, "ok")
 
 
-def test_a_compile_beyond_the_limit_is_timeout_and_the_rest_are_there() -> None:
-    with CompilePool(1, 12.0) as pool:
+def test_a_compile_beyond_the_limit_is_timeout_and_the_rest_are_there(pools: Started) -> None:
+    with pools.start(1, 12.0) as pool:
         verdicts = dict(pool.run(each([SLOW, *QUICK])))
     assert [verdicts[task].status for task in QUICK] == ["ok", "ok"]
     assert verdicts[SLOW].status == "timeout"
@@ -86,46 +119,46 @@ def test_a_compile_beyond_the_limit_is_timeout_and_the_rest_are_there() -> None:
     assert "--compile-timeout 12 s" in (verdicts[SLOW].error or "")
 
 
-def test_leaving_early_stops_the_workers_and_takes_their_files_along(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), CompilePool(1, 600.0) as pool:
-        folder = pool._folder
+def test_leaving_early_stops_the_workers_and_takes_their_files_along(pools: Started) -> None:
+    with pytest.raises(KeyboardInterrupt), pools.start(1, 600.0) as pool:
         for _ in pool.run(each([QUICK[0], SLOW])):
+            assert len(left(pools.tmp)) == 1
             raise KeyboardInterrupt
-    assert not folder.exists()
-    assert not worker_pids()
+    assert not left(pools.tmp)
+    assert not compiling()
 
 
 _PARENT = """
-import sys
-from autotune.workers import CompilePool
 from tests.conftest import each
 from tests.test_workers import SLOW
 if __name__ == "__main__":
-    with CompilePool(1, 600.0) as pool:
-        print(pool._folder, flush=True)
+    with start(1, 600.0) as pool:
         list(pool.run(each([SLOW])))
 """
 
 
-def test_workers_leave_soon_after_their_parent_is_killed(tmp_path: Path) -> None:
+def test_workers_leave_soon_after_their_parent_is_killed(pools: Started, tmp_path: Path) -> None:
     script = tmp_path / "parent.py"
-    script.write_text(_PARENT)
+    script.write_text(pools.script + _PARENT)
     parent = subprocess.Popen(
-        [sys.executable, str(script)], cwd=ROOT, env=user_environment(), stdout=subprocess.PIPE, text=True
+        [sys.executable, str(script)], cwd=ROOT, env={**user_environment(), "TMPDIR": str(pools.tmp)}
     )
-    assert parent.stdout
-    folder = Path(parent.stdout.readline().strip())
-    while not list(folder.glob("*.log")):
+    while not list(pools.tmp.glob("*/*.log")):
+        assert parent.poll() is None
         time.sleep(0.1)
-    pids = [int(path.stem) for path in folder.glob("*.log")]
     time.sleep(2)  # into the compile
+    pids = compiling()
+    assert pids
     parent.kill()
     parent.wait()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline and any(_alive(pid) for pid in pids):
         time.sleep(0.2)
     assert not any(_alive(pid) for pid in pids)
-    assert not folder.exists()
+    # Ray kills what its workers started before it could clean up.
+    for folder in left(pools.tmp):
+        assert "cluster" in pools.script
+        shutil.rmtree(folder)
 
 
 def _alive(pid: int) -> bool:
@@ -164,8 +197,8 @@ def test_workers_that_cannot_be_started_are_an_error_and_no_verdict(tmp_path: Pa
     assert "verdicts" not in done.stdout
 
 
-def test_leaving_on_an_error_keeps_the_handler_of_ctrl_c() -> None:
+def test_leaving_on_an_error_keeps_the_handler_of_ctrl_c(pools: Started) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(ZeroDivisionError), CompilePool(1, 600.0):
+    with pytest.raises(ZeroDivisionError), pools.start(1, 600.0):
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is before

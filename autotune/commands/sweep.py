@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.commands.completing import WORKLOADS, names_or_files
+from autotune.commands.executor_options import ExecutorOptions, executor_options
 from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import NamedFolder, Numbers, Percent, Seconds, Size, command_name
 from autotune.errors import EXIT_INTERRUPTED, UsageError
@@ -20,6 +21,7 @@ from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 if TYPE_CHECKING:
     from autotune.devices import Devices
     from autotune.plan import Plan, Request
+    from autotune.pool import StartPool
     from autotune.search import Search
     from autotune.store import Store
     from autotune.sweep import Summary
@@ -67,7 +69,10 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 @click.option(
     "--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the generated batches."
 )
-@click.option("--jobs", type=click.IntRange(1, 1024), help="Compiles at once. [default: the cores]")
+@executor_options
+@click.option(
+    "--jobs", type=click.IntRange(1, 1024), help="Compiles at once. [default: the cores, or Ray's CPUs]"
+)
 @click.option(
     "--compile-timeout",
     type=Seconds(),
@@ -139,6 +144,7 @@ def command(
     v_scale: float | None,
     max_num_seqs: int,
     seed: int,
+    executor: ExecutorOptions,
     jobs: int | None,
     compile_timeout: float,
     exhaustive: bool,
@@ -183,6 +189,7 @@ def command(
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
+    executor.check()
 
     # jax and pandas from here on.
     from autotune import sweep
@@ -212,7 +219,8 @@ def command(
     store = Store(default_path()) if cache else None
     plan = sweep.load(out or Path(os.devnull), request, store)
     search = sweep.search_for(request, plan)
-    cores = jobs or _cores()
+    start_pool, cores = click.get_current_context().with_resource(executor.opened())
+    cores = jobs or cores
     _announce(request, plan, search, cores)
     if dry_run:
         return
@@ -224,19 +232,12 @@ def command(
 
         rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
         devices = of_this_host(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
-    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices, verbose)
+    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices, verbose, start_pool)
     _report(summary, plan, request, out, devices)
 
 
 def _is_file(name: str) -> bool:
     return name.endswith(".csv") or os.sep in name or Path(name).exists()
-
-
-def _cores() -> int:
-    """Cores that this process may use, which a container can make fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _count(number: int, noun: str) -> str:
@@ -274,6 +275,7 @@ def _run(
     timeout: float,
     devices: Devices | None,
     verbose: bool,
+    start_pool: StartPool,
 ) -> Summary:
     from autotune import device_sweep, sweep
     from autotune.progress import CompileProgress
@@ -282,8 +284,10 @@ def _run(
         candidates = plan.candidates - plan.recorded
         progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
         if devices:
-            return device_sweep.run(request, plan, search, store, out, jobs, timeout, devices, progress)
-        return sweep.run(request, plan, search, store, out, jobs, timeout, progress)
+            return device_sweep.run(
+                request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
+            )
+        return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
     except KeyboardInterrupt:
         again = f"{command_name()} {shlex.join(sys.argv[1:])}"
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"

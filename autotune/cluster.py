@@ -1,0 +1,101 @@
+"""A Ray cluster, as a sweep uses it: found or started, what it offers, and left again.
+
+Ray is the extra [ray], and is imported inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from autotune.errors import MachineError, UsageError
+
+CONNECT_SECONDS = 10.0
+
+
+def require_ray() -> None:
+    """Raises MachineError where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise MachineError("--executor ray needs Ray: pip install 'tpu-autotune[ray]'")
+
+
+@contextlib.contextmanager
+def connected(address: str) -> Iterator[str]:
+    """Join a cluster, or start one; gives its address.
+
+    address: auto, for the cluster that this machine is a node of; local, for one that is started here and
+    ends with this process; or HOST:PORT of a cluster's head, of which this machine must be a node.
+
+    Raises:
+      MachineError: Ray is not installed, or there is no such cluster.
+      UsageError: the address is none.
+    """
+    require_ray()
+    if address not in ("auto", "local"):
+        _require_answer(address)
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late must not start a cluster of its own
+    # Nothing is reported to Ray's makers of a cluster that this starts.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.CRITICAL}
+    if address == "local":
+        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+        raise MachineError(_no_cluster(address, error)) from None
+    finally:
+        # Ray answers SIGTERM with an exit of its own; ours says how to go on.
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+    try:
+        yield ray.get_runtime_context().gcs_address
+    finally:
+        ray.shutdown()
+
+
+def cpus() -> int:
+    """The CPUs of the cluster, over all its nodes."""
+    import ray
+
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def answers(address: str, seconds: float = 2.0) -> bool:
+    """Whether something listens at an address HOST:PORT."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    except OSError:
+        return False
+    return True
+
+
+def _require_answer(address: str) -> None:
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536 or "/" in address:
+        raise UsageError(f"--ray-address {address!r} is not auto, local or the head's HOST:PORT")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise MachineError(f"no Ray cluster answers at {address}: {error.strerror or error}") from None
+
+
+def _no_cluster(address: str, error: Exception) -> str:
+    if address == "auto" and isinstance(error, ConnectionError):
+        return (
+            "this machine is no node of a Ray cluster: start one (ray start --head), join one "
+            "(ray start --address HEAD:6379), or take --ray-address local"
+        )
+    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return f"the Ray cluster ({address}) cannot be joined from this machine: {first[:300]}"

@@ -1,0 +1,181 @@
+"""Sweeps on a Ray cluster of this machine: nodes that leave, nodes that are not alike, a head that dies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from autotune import cluster, results
+from autotune.pool import Task
+from autotune.ray_pool import NODE_ATTEMPTS, RayPool
+from tests.conftest import (
+    ROOT,
+    RayNodes,
+    command_line,
+    compiling,
+    descendants,
+    each,
+    program,
+    user_environment,
+)
+from tests.test_sweep import SWEEP, wait_for_rows
+
+# Asked without an import: Ray reads its environment at that, and the cluster's is set later.
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
+Run = Callable[..., subprocess.CompletedProcess[str]]
+QUICK = Task("v6e", program(8, 32, page_size=16))
+SLOW = Task("v6e", program(16, 256, q_heads=8, kv_heads=4, page_size=128))  # a minute and more
+# What two machines cannot have in common.
+OF_THE_MACHINE = ["time", "host", "compile_seconds"]
+
+
+def comparable(folder: Path) -> pd.DataFrame:
+    frame = results.read(folder)
+    order = [*results.KEY_COLUMNS, *results.BLOCK_COLUMNS, "workload"]
+    return frame.drop(columns=OF_THE_MACHINE).sort_values(order, ignore_index=True)
+
+
+def actors(nodes: RayNodes) -> set[int]:
+    return {pid for pid, words in descendants().items() if words.startswith("ray::Compiler")}
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--ray-address", "auto"], 2, "Error: --ray-address auto goes with --executor ray"),
+        (
+            ["--executor", "ray", "--ray-address", "head"],
+            2,
+            "'head' is not auto, local or the head's HOST:PORT",
+        ),
+        (["--executor", "ray", "--ray-address", "127.0.0.1:1"], 3, "no Ray cluster answers at 127.0.0.1:1"),
+        (["--executor", "slurm"], 2, "'slurm' is not one of 'local', 'ray'"),
+    ],
+)
+def test_a_users_mistake_is_one_clear_line(
+    autotune: Run, tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    done = autotune(*SWEEP, *arguments)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_without_the_extra_what_to_install(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['ray'] = None; from autotune.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", without, *SWEEP, "--executor", "ray"],
+        cwd=tmp_path,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stderr == "Error: --executor ray needs Ray: pip install 'tpu-autotune[ray]'\n"
+    assert not (tmp_path / "r").exists()
+
+
+@needs_ray
+def test_no_cluster_says_how_to_start_one(autotune: Run) -> None:
+    if Path("/tmp/ray/ray_current_cluster").exists():
+        pytest.skip("a Ray cluster runs, or ran, on this machine")
+    done = autotune(*SWEEP, "--executor", "ray")
+    assert done.returncode == 3
+    assert "this machine is no node of a Ray cluster: start one (ray start --head)" in done.stderr
+
+
+def test_a_node_killed_in_mid_sweep_and_the_rows_of_the_local_pool(
+    autotune: Run, ray_cluster: RayNodes, tmp_path: Path
+) -> None:
+    arguments = [*SWEEP[:-2], "--queries", "32,40,48,56,64,72", "--no-cache"]
+    assert autotune(*arguments, "--out", "local").returncode == 0
+    doomed = ray_cluster.add()
+    sweep = subprocess.Popen(
+        command_line(*arguments, "--out", "r", "--executor", "ray", "--ray-address", ray_cluster.address),
+        cwd=tmp_path,
+        env=user_environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_for_rows(tmp_path / "r", 3)
+    raylet = doomed.all_processes["raylet"][0].process.pid
+    while not compiling(raylet):
+        assert sweep.poll() is None, "the sweep is done, and the node had none of it"
+        time.sleep(0.05)
+    ray_cluster.cluster.remove_node(doomed, allow_graceful=False)
+    out, said = sweep.communicate(timeout=300)
+    assert sweep.returncode == 0, said
+    assert "12 programs to compile for v6e" in said and "with --jobs 3" in said
+    assert "12 programs compiled" in said and "16" in out
+    pd.testing.assert_frame_equal(comparable(tmp_path / "r"), comparable(tmp_path / "local"))
+    assert not actors(ray_cluster) and not compiling()
+    again = autotune(*arguments, "--out", "r")  # any executor goes on with the rows of any other
+    assert "12 recorded before; 0 programs to compile" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_node_with_another_compiler_is_left_out(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    """Rows are of one version of libtpu: its name and version are looked up as the node would."""
+    other = tmp_path / "libtpu-9.9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: libtpu\nVersion: 9.9.9\n")
+    said: list[str] = []
+    node = ray_cluster.add({"PYTHONPATH": f"{tmp_path}:{ROOT}"})
+    try:
+        with cluster.connected(ray_cluster.address), RayPool(3, 60.0, said.append) as pool:
+            verdicts = [verdict for _, verdict in pool.run(each([QUICK] * 4))]
+            deadline = time.monotonic() + 60
+            while not said and time.monotonic() < deadline:
+                time.sleep(0.1)
+    finally:
+        ray_cluster.cluster.remove_node(node)
+    assert [verdict.status for verdict in verdicts] == ["ok"] * 4
+    [line] = said
+    assert "a Ray node is left out: " in line and "has libtpu 9.9.9 where this machine has " in line
+
+
+@pytest.mark.slow
+def test_a_program_that_takes_its_nodes_along_is_crashed_in_the_end(ray_cluster: RayNodes) -> None:
+    """Ray's own process is killed under it, as by its memory monitor."""
+    with cluster.connected(ray_cluster.address), RayPool(1, 600.0, print) as pool:
+        tasks = pool.run(each([SLOW, QUICK]))
+
+        def kill() -> None:
+            for _ in range(NODE_ATTEMPTS):
+                while not compiling():
+                    time.sleep(0.1)
+                time.sleep(2)
+                for pid in actors(ray_cluster):
+                    os.kill(pid, signal.SIGKILL)
+                while compiling():
+                    time.sleep(0.1)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        verdicts = dict(tasks)
+        killer.join()
+    assert verdicts[SLOW].status == "crashed"
+    assert f"the Ray node that compiled it was lost, {NODE_ATTEMPTS} times" in (verdicts[SLOW].error or "")
+    assert verdicts[QUICK].status == "ok"
+
+
+@pytest.mark.slow
+def test_ray_is_not_loaded_beside_the_compiler(ray_cluster: RayNodes) -> None:
+    with cluster.connected(ray_cluster.address), RayPool(1, 600.0, print) as pool:
+        for _ in pool.run(each([QUICK])):
+            [pid] = compiling()
+            libraries = Path(f"/proc/{pid}/maps").read_text()
+            assert "libtpu.so" in libraries and "_raylet" not in libraries
