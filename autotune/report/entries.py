@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _TRUST = {name: rank for rank, name in enumerate(results.SOURCES)}
+_AT_ONCE = 50_000  # rows
 _FAILURE = ("status", "needed_bytes", "limit_bytes", "error")
 
 
@@ -102,8 +104,8 @@ def gather(frame: pd.DataFrame) -> Gathered:
     numbers, settings, tools, failures = _Numbers(), _Numbers(), _Numbers(), _Numbers()
     entries: list[Entry] = []
     places = []  # (entry, tools) of each row
-    made: dict[tuple[int, int], list[dict[str, Any]]] = {}
-    for line in results.rows_of(frame):
+    made: dict[tuple[int, int], list[_Row]] = {}
+    for line in _lines(frame):
         entry = tuple(line[name] for name in winners.ENTRY)
         place = numbers[entry], tools[tuple(line[name] for name in winners.TOOLS)]
         if place[0] == len(entries):
@@ -112,10 +114,12 @@ def gather(frame: pd.DataFrame) -> Gathered:
             now = incumbent(GENERATIONS[line["target"]], key, published)
             entries.append(Entry(line["target"], key, setting, now.default, now.published))
         places.append(place)
-        made.setdefault(place, []).append(line)
+        made.setdefault(place, []).append(_row(line, failures))
     scores = _scores(frame, places)
-    for place, lines in made.items():
-        entries[place[0]].runs.append(_run(lines, place[1], scores.get(place, {}), failures))
+    kits = list(tools)
+    for place, rows in made.items():
+        source = kits[place[1]][winners.TOOLS.index("source")]
+        entries[place[0]].runs.append(_run(rows, source, place[1], scores.get(place, {})))
     for one in entries:
         one.runs.sort(key=lambda run: _TRUST[run.source])
     return Gathered(entries, numbers, list(settings), list(tools), list(failures))
@@ -172,44 +176,57 @@ def _tuples(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[Any, ...]
     return zip(*(frame[n].astype(object).where(frame[n].notna(), None) for n in columns), strict=True)
 
 
+class _Row(NamedTuple):
+    """What a cell needs of a row; value as in Cell."""
+
+    blocks: BlockSizes
+    workload: str
+    fingerprint: str
+    vmem_bytes: int
+    value: float
+    interval: tuple[float, float] | None
+
+
+def _lines(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows, some at a time: a million of them as Python's own values are gigabytes."""
+    for start in range(0, len(frame), _AT_ONCE):
+        yield from results.rows_of(frame.iloc[start : start + _AT_ONCE])
+
+
+def _row(line: Mapping[str, Any], failures: _Numbers) -> _Row:
+    timed = line["source"] != results.INTERPRETED
+    value = (line["latency_us"] or 0.0) if timed else 0.0
+    if line["status"] != "ok":
+        value = -1.0 - failures[tuple(line[name] for name in _FAILURE)]
+    low, high = line["latency_low_us"], line["latency_high_us"]
+    return _Row(
+        BlockSizes(*(line[name] for name in results.BLOCK_COLUMNS)),
+        sys.intern(line["workload"]),
+        sys.intern(line["workload_fingerprint"]),
+        line["vmem_used_bytes"] or 0,
+        value,
+        (low, high) if timed and low is not None and high is not None else None,
+    )
+
+
 def _run(
-    lines: Sequence[dict[str, Any]],
-    tools: int,
-    scores: Mapping[BlockSizes, tuple[float, float]],
-    failures: _Numbers,
+    rows: Sequence[_Row], source: str, tools: int, scores: Mapping[BlockSizes, tuple[float, float]]
 ) -> Run:
-    source = lines[0]["source"]
-    names = {line["workload_fingerprint"]: line["workload"] for line in lines}
+    names = {row.fingerprint: row.workload for row in rows}
     several = len(set(names.values())) < len(names)  # one name for different batches
     labels = {
         fingerprint: f"{name} {fingerprint[:8]}" if several else name
         for fingerprint, name in sorted(names.items(), key=lambda item: item[::-1])
     }
-    pairs: dict[BlockSizes, dict[str, dict[str, Any]]] = {}
-    for line in lines:
-        blocks = BlockSizes(*(line[name] for name in results.BLOCK_COLUMNS))
-        pairs.setdefault(blocks, {})[line["workload_fingerprint"]] = line
+    pairs: dict[BlockSizes, dict[str, _Row]] = {}
+    for row in rows:
+        pairs.setdefault(row.blocks, {})[row.fingerprint] = row
     cells = []
     for blocks, by_workload in sorted(pairs.items()):
         own = [by_workload.get(fingerprint) for fingerprint in labels]
-        intervals = [_interval(line) for line in own]
-        vmem = max(line["vmem_used_bytes"] or 0 for line in by_workload.values())
+        intervals = [row and row.interval for row in own]
+        vmem = max(row.vmem_bytes for row in by_workload.values())
         score, us = scores.get(blocks, (None, None))
-        values = [_value(line, failures) for line in own]
+        values = [row and row.value for row in own]
         cells.append(Cell(*blocks, vmem or None, score, us, values, intervals if any(intervals) else None))
     return Run(source, tools, list(labels.values()), cells)
-
-
-def _value(line: Mapping[str, Any] | None, failures: _Numbers) -> float | None:
-    if line is None:
-        return None
-    if line["status"] != "ok":
-        return -1.0 - failures[tuple(line[name] for name in _FAILURE)]
-    return 0.0 if line["source"] == results.INTERPRETED else line["latency_us"] or 0.0
-
-
-def _interval(line: Mapping[str, Any] | None) -> tuple[float, float] | None:
-    if line is None or line["source"] == results.INTERPRETED:
-        return None
-    low, high = line["latency_low_us"], line["latency_high_us"]
-    return None if low is None or high is None else (low, high)

@@ -29,15 +29,14 @@ def title(report: Report) -> str:
 def notice(report: Report) -> str:
     """How far the numbers may be trusted."""
     counts = report.provenance.counts
-    said = []
-    for source in results.SOURCES:
-        if source in counts:
-            total = sum(counts[source].values())
-            whole = "All" if len(counts) == 1 else "Of the rows,"
-            said.append(f"{whole} {total:,} {'rows are' if len(counts) == 1 else 'are'} {_TRUST[source]}.")
+    said = [
+        f"{sum(counts[source].values()):,} rows are {_TRUST[source]}"
+        for source in results.SOURCES
+        if source in counts
+    ]
     strong = results.MODELLED in counts and results.MEASURED not in counts
     lead = "<strong>Modelled, not measured.</strong> " if strong else ""
-    return f'<p class="notice" role="note">{lead}{escape(" ".join(said))}</p>'
+    return f'<p class="notice" role="note">{lead}{escape("; ".join(said))}.</p>'
 
 
 def summary(report: Report) -> str:
@@ -146,7 +145,7 @@ def _regret(cell: Regret | None) -> str:
     if cell is None or cell.mean is None:
         said = "no rows" if cell is None else _left_out(cell) or "no key in common"
         return f"<td>{escape(said)}</td>"
-    shade = min(1.0, (cell.mean - 1) / 0.15) * 0.6  # a colour for the eye; the number in it says it all
+    shade = min(1.0, (cell.mean - 1) / 0.15) * 0.4  # a colour for the eye; the number in it says it all
     notes = [f"worst {_above(cell.worst or 1.0)}", f"{cell.keys:,} keys", _left_out(cell)]
     small = "".join(f"<br><small>{escape(note)}</small>" for note in notes if note)
     style = f"background: rgba(var(--cost), {shade:.2f})"

@@ -1,6 +1,7 @@
 "use strict";
 // The report's forms and tables. All text from rows goes in as text nodes, never as markup.
 (() => {
+  const { make, cellOf, digits, above, same, mib, unique } = elements;
   const data = JSON.parse(document.getElementById("data").textContent);
   const $ = (id) => document.getElementById(id);
   const ROWS = 50;
@@ -20,21 +21,6 @@
     { name: "published", of: (entry) => entry.published, symbol: "square", fill: "#ffffff", dx: 0.3,
       path: "M2.5 2.5h11v11h-11z" },
   ];
-
-  const make = (tag, properties = {}, ...children) => {
-    const element = Object.assign(document.createElement(tag), properties);
-    element.append(...children.filter((child) => child !== null));
-    return element;
-  };
-  const cellOf = (tag, text, className = "") => make(tag, { className, scope: tag === "th" ? "col" : "" }, String(text));
-  const digits = (us) => (us >= 1000 ? Math.round(us).toString() : us.toPrecision(4));
-  const above = (ratio) => {
-    const percent = (ratio - 1) * 100;
-    return `${percent < 0 ? "−" : "+"}${Math.abs(percent).toFixed(Math.abs(percent) < 9.95 ? 1 : 0)}%`;
-  };
-  const same = (a, b) => a !== null && b !== null && a[0] === b[0] && a[1] === b[1];
-  const mib = (bytes) => (bytes / 1048576).toFixed(2);
-  const unique = (values) => [...new Set(values)];
 
   // ---- keys
 
@@ -204,21 +190,28 @@
     [workloads, labelled] = select("Workload", [], () => { state.workload = Number(workloads.value); drawMap(); });
     workloads.id = "workload";
     form.append(labelled);
-    [runs, labelled] = select("Rows", [], () => { state.run = Number(runs.value); fillWorkloads(); drawMap(); }, true);
-    runs.id = "run";
-    form.append(labelled);
     previous = make("button", { type: "button", id: "previous" }, "Previous");
     next = make("button", { type: "button", id: "next" }, "Next");
     previous.addEventListener("click", () => step(-1));
     next.addEventListener("click", () => step(1));
     form.append(make("div", { className: "buttons" }, previous, next));
+    [runs, labelled] = select("Rows", [], () => { state.run = Number(runs.value); fillWorkloads(); drawMap(); }, true);
+    runs.id = "run";
+    form.append(labelled);
   };
 
   const step = (by) => choose(state.found[state.found.indexOf(state.entry) + by]);
 
+  const offerSteps = () => {
+    const at = state.found.indexOf(state.entry);
+    previous.disabled = at <= 0;
+    next.disabled = at < 0 || at === state.found.length - 1;
+  };
+
   const fillKeys = () => {
     keys.replaceChildren(...state.found.map((entry) => make("option", { value: entry.number }, named(entry))));
     if (state.entry) keys.value = String(state.entry.number);
+    offerSteps();
   };
 
   const fillWorkloads = () => {
@@ -241,9 +234,7 @@
       runs.parentElement.hidden = texts.length === 1;
       keys.value = String(entry.number);
       fillWorkloads();
-      const at = state.found.indexOf(entry);
-      previous.disabled = at <= 0;
-      next.disabled = at < 0 || at === state.found.length - 1;
+      offerSteps();
     }
     drawMap();
   };

@@ -35,12 +35,12 @@ def plotly_js() -> str:
 def render(report: Report, plotly: str) -> str:
     """The page; the same text for the same rows. plotly: the source of plotly.js."""
     folder = resources.files("autotune.report")
-    html, css, plots, js = (
+    html, css, elements, plots, js = (
         (folder / name).read_text(encoding="utf-8")
-        for name in ("page.html", "page.css", "plots.js", "page.js")
+        for name in ("page.html", "page.css", "elements.js", "plots.js", "page.js")
     )
     return Template(html).substitute(
-        policy=escape(_policy([plotly, plots, js])),
+        policy=escape(_policy([plotly, elements, plots, js])),
         title=escape(fragments.title(report)),
         css=css,
         notice=fragments.notice(report),
@@ -52,6 +52,7 @@ def render(report: Report, plotly: str) -> str:
         version=escape(autotune.__version__),
         data=embedded(report),
         plotly=plotly,
+        elements=elements,
         plots=plots,
         js=js,
     )
