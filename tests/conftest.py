@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -137,29 +138,29 @@ class RayNodes(NamedTuple):
 
 
 @contextlib.contextmanager
-def ray_nodes(tmp: Path) -> Iterator[RayNodes]:
-    """A cluster of two nodes of one CPU each; the head has one of them."""
+def ray_nodes() -> Iterator[RayNodes]:
+    """A cluster of two nodes of one CPU each; the head is one of them."""
     # Nothing is reported, and only who has the token may run anything.
-    (tmp / "token").write_text(secrets.token_hex(32))
-    os.environ.update(
-        RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(tmp / "token")
-    )
+    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     pytest.importorskip("ray", reason="Ray has no wheel for this Python, or the extra is not installed")
     from ray.cluster_utils import Cluster
 
-    nodes = RayNodes(Cluster(), tmp)
-    try:
-        nodes.add(include_dashboard=False)
-        nodes.add()
-        yield nodes
-    finally:
-        nodes.cluster.shutdown()
+    # Not pytest's folder, whose name is too long for Ray's sockets.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as tmp:
+        nodes = RayNodes(Cluster(), Path(tmp))
+        try:
+            nodes.add(include_dashboard=False)
+            nodes.add()
+            yield nodes
+        finally:
+            nodes.cluster.shutdown()
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayNodes]:
+def ray_cluster() -> Iterator[RayNodes]:
     """One cluster for all: who kills a node adds one before."""
-    with ray_nodes(tmp_path_factory.mktemp("ray")) as nodes:
+    with ray_nodes() as nodes:
         yield nodes
 
 

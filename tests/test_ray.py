@@ -26,6 +26,7 @@ from tests.conftest import (
     descendants,
     each,
     program,
+    ray_nodes,
     user_environment,
 )
 from tests.test_sweep import SWEEP, wait_for_rows
@@ -45,7 +46,7 @@ def comparable(folder: Path) -> pd.DataFrame:
     return frame.drop(columns=OF_THE_MACHINE).sort_values(order, ignore_index=True)
 
 
-def actors(nodes: RayNodes) -> set[int]:
+def actors() -> set[int]:
     return {pid for pid, words in descendants().items() if words.startswith("ray::Compiler")}
 
 
@@ -121,7 +122,7 @@ def test_a_node_killed_in_mid_sweep_and_the_rows_of_the_local_pool(
     assert "12 programs to compile for v6e" in said and "with --jobs 3" in said
     assert "12 programs compiled" in said and "16" in out
     pd.testing.assert_frame_equal(comparable(tmp_path / "r"), comparable(tmp_path / "local"))
-    assert not actors(ray_cluster) and not compiling()
+    assert not actors() and not compiling()
     again = autotune(*arguments, "--out", "r")  # any executor goes on with the rows of any other
     assert "12 recorded before; 0 programs to compile" in again.stderr
 
@@ -158,7 +159,7 @@ def test_a_program_that_takes_its_nodes_along_is_crashed_in_the_end(ray_cluster:
                 while not compiling():
                     time.sleep(0.1)
                 time.sleep(2)
-                for pid in actors(ray_cluster):
+                for pid in actors():
                     os.kill(pid, signal.SIGKILL)
                 while compiling():
                     time.sleep(0.1)
@@ -179,3 +180,72 @@ def test_ray_is_not_loaded_beside_the_compiler(ray_cluster: RayNodes) -> None:
             [pid] = compiling()
             libraries = Path(f"/proc/{pid}/maps").read_text()
             assert "libtpu.so" in libraries and "_raylet" not in libraries
+
+
+LONG = [*SWEEP[:-2], "--queries", ",".join(str(n) for n in range(32, 257, 8)), "--no-cache", "--out", "r"]
+
+
+def start(nodes: RayNodes, tmp_path: Path, *extra: str) -> subprocess.Popen[str]:
+    """A sweep of 58 programs on the cluster."""
+    return subprocess.Popen(
+        command_line(*LONG, "--executor", "ray", "--ray-address", nodes.address, *extra),
+        cwd=tmp_path,
+        env=user_environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def gone(find: Callable[[], set[int]], seconds: float = 30) -> bool:
+    deadline = time.monotonic() + seconds
+    while find() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not find()
+
+
+def test_ctrl_c_leaves_at_once_and_nothing_runs_on(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    sweep = start(ray_cluster, tmp_path)
+    wait_for_rows(tmp_path / "r", 2)
+    for _ in range(3):
+        os.killpg(sweep.pid, signal.SIGINT)
+        time.sleep(0.2)
+    _, said = sweep.communicate(timeout=60)
+    assert sweep.returncode == 130, said
+    assert "everything so far is recorded in r. To go on:\n" in said and "Traceback" not in said
+    assert not compiling() and gone(actors)
+
+
+@pytest.mark.slow
+def test_kill_9_loses_nothing_and_nothing_runs_on(ray_cluster: RayNodes, tmp_path: Path) -> None:
+    sweep = start(ray_cluster, tmp_path)
+    wait_for_rows(tmp_path / "r", 2)
+    sweep.kill()
+    sweep.communicate()
+    assert gone(actors) and gone(compiling)
+    before = len(comparable(tmp_path / "r")) // 3
+    second = start(ray_cluster, tmp_path, "--dry-run")
+    _, said = second.communicate(timeout=120)
+    assert f"{before} recorded before; {58 - before} programs to compile" in said
+
+
+@pytest.mark.slow
+def test_the_heads_death_ends_the_sweep_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    with ray_nodes() as nodes:
+        sweep = start(nodes, tmp_path)
+        wait_for_rows(tmp_path / "r", 3)
+        head = nodes.cluster.head_node
+        nodes.cluster.remove_node(head, allow_graceful=False)
+        began = time.monotonic()
+        _, said = sweep.communicate(timeout=120)
+        print(time.monotonic() - began, said)
+    assert sweep.returncode == 3, said
+    assert "Traceback" not in said
+    assert "is gone; what is recorded so far is kept: run the same command again" in said
+    before = len(comparable(tmp_path / "r")) // 3
+    assert before >= 3
+    on = subprocess.run(
+        command_line(*LONG, "--dry-run"), cwd=tmp_path, env=user_environment(), capture_output=True, text=True
+    )
+    assert f"{before} recorded before; {58 - before} programs to compile" in on.stderr
