@@ -61,6 +61,7 @@ def _checks(report: Report, out: Folder | None, deep: bool, cores: int) -> Itera
     yield doctor_checks.kernel(needed, probe)
     if heads := doctor_checks.heads(probe):
         yield heads
+    yield doctor_checks.environment()
     yield doctor_machine.lockfile()
     yield doctor_machine.temporary()
     yield doctor_machine.cache()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 
 import autotune
@@ -169,6 +170,24 @@ def libtpu(needed: list[Need]) -> Check:
         return Check("libtpu", FAILURE, text, command=command, vital=True)
     asked = [need for need in installed.needs("jax", "tpu") if need.name == "libtpu"]
     return _fit("libtpu", have or "a libtpu without a version", asked, cure(needed))
+
+
+# What a variable does to a sweep, if it is set to anything but these values.
+VARIABLES = {
+    "XLA_FLAGS": ((), "changes what is compiled, and a flag that XLA does not know ends every compile"),
+    "TPU_LOAD_LIBRARY": (("1",), "keeps libtpu from being loaded"),
+    "LIBTPU_INIT_ARGS": ((), "counts on a TPU; the compiling processes set their own"),
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": (("2,2,1",), "switches libtpu's lockfile off"),
+}
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> Check:
+    """Variables that change what JAX and libtpu do."""
+    named = [name for name, (usual, _) in VARIABLES.items() if variables.get(name, "") not in ("", *usual)]
+    if not named:
+        return Check("environ", OK, "no variable is set that changes what XLA or libtpu do")
+    said = "; ".join(f"{name}={variables[name][:60]} {VARIABLES[name][1]}" for name in named)
+    return Check("environ", WARNING, said, command=f"unset {' '.join(named)}")
 
 
 def kernel(needed: list[Need], probe: Probe) -> Check:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from autotune.doctor_checks import FAILURE, OK, WARNING, Check
 from autotune.doctor_probe import Probe
@@ -20,9 +22,12 @@ ROOM_BYTES = GIB
 COMPILE_BYTES = GIB  # of memory for one compile: 0.4 to 0.65 GiB were seen, for those of 3 s to 8 min
 
 
-def tpu() -> tuple[Check, Attached | None]:
-    """The attached TPU, or why there is none; where one is free, another process starts JAX on it."""
-    if not attached.pci_chips():
+def tpu(sysfs: Path = attached.SYSFS_DEVICES, **where: Any) -> tuple[Check, Attached | None]:
+    """The attached TPU, or why there is none; where one is free, another process starts JAX on it.
+
+    sysfs, where: places to look at, as `attached.attached` takes them.
+    """
+    if not attached.pci_chips(sysfs, where.get("dev", attached.DEV)):
         check = Check(
             "tpu",
             WARNING,
@@ -32,7 +37,7 @@ def tpu() -> tuple[Check, Attached | None]:
         )
         return check, None
     try:
-        found = attached.attached()
+        found = attached.attached(sysfs=sysfs, **where)
     except AutotuneError as error:
         return Check("tpu", FAILURE, str(error)), None
     generation = found.generation
@@ -102,12 +107,13 @@ def temporary() -> Check:
         )  # fmt: skip
     named = os.environ.get("TMPDIR")
     if named and Path(named).resolve() != folder.resolve():
+        there = Path(named).is_dir()
         return Check(
             "tmp",
             WARNING,
-            f"TMPDIR={named} cannot be written, so {folder} is used",
-            "make the folder, or name another one",
-            f"mkdir -p {named}",
+            f"TMPDIR={named} {'cannot be written' if there else 'is not there'}, so {folder} is used",
+            "it is full, or not yours to write: make room, or name another one" if there else "",
+            "export TMPDIR=/some/folder" if there else f"mkdir -p {shlex.quote(named)}",
         )
     return room("tmp", folder, "compiles write there", "export TMPDIR=/some/folder", vital=True)
 

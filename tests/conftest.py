@@ -189,7 +189,8 @@ def command_line(*arguments: object) -> list[str]:
 
 def user_environment(cache: Path | None = None) -> dict[str, str]:
     """A user's environment; cache: where it keeps compile results, a place that is not there by default."""
-    env = {k: v for k, v in os.environ.items() if k not in ("JAX_PLATFORMS", "COLUMNS", "NO_COLOR")}
+    ours = ("JAX_PLATFORMS", "COLUMNS", "NO_COLOR", "TPU_")  # jax sets some TPU_ variables when imported
+    env = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
     return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "XDG_CACHE_HOME": str(cache or "/nowhere")}
 
 

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from autotune import doctor, doctor_checks, doctor_formats, doctor_machine, doct
 from autotune.doctor_checks import FAILURE, OK, WARNING, Check
 from autotune.tpu import chips
 from tests.conftest import ROOT, user_environment
+from tests.tpu.test_attached import SAYS_V6E, Host
 
 TOO_OLD = "NotImplementedError: TPU version must be 4 or higher."
 SHAPE = "q_heads=4,kv_heads=1,head_dim=128,page_size=16,max_num_batched_tokens=512,max_model_len=512"
@@ -66,6 +68,11 @@ class Environment:
             timeout=120,
             check=False,
         )
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
 
 
 Make = Callable[..., Environment]
@@ -116,7 +123,7 @@ def test_json_keeps_its_schema(autotune: Callable[..., subprocess.CompletedProce
     names = [check["name"] for check in said["checks"]]
     assert names == [
         *("python", "packages", "jax", "jaxlib", "libtpu", "kernel", "heads"),
-        *("lockfile", "tmp", "cache", "results", "memory", "tpu", *chips.GENERATIONS),
+        *("environ", "lockfile", "tmp", "cache", "results", "memory", "tpu", *chips.GENERATIONS),
     ]
     assert said["next"][0].endswith("--preset smoke --out 'of mine'")
 
@@ -308,6 +315,58 @@ def test_folders_that_cannot_be_written_or_have_no_room(
     monkeypatch.setattr(doctor_machine, "ROOM_BYTES", 1 << 62)
     full = doctor_machine.room("tmp", tmp_path, "compiles write there", "export TMPDIR=/some/folder")
     assert (full.state, full.command) == (WARNING, "export TMPDIR=/some/folder")
+
+
+def test_tmp_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)  # else Python goes by what it found before
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "not there"))
+    check = doctor_machine.temporary()
+    assert check.state == WARNING
+    assert check.command == f"mkdir -p '{tmp_path}/not there'"
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("TMPDIR", "/proc/self")  # which takes no file, not even of root
+    assert "TMPDIR=/proc/self cannot be written" in doctor_machine.temporary().text
+
+
+def test_variables_that_change_what_is_compiled() -> None:
+    assert doctor_checks.environment({}).state == OK
+    assert doctor_checks.environment({"TPU_LOAD_LIBRARY": "1"}).state == OK
+    check = doctor_checks.environment({"XLA_FLAGS": "--xla_nonsense", "TPU_LOAD_LIBRARY": "0"})
+    assert check.state == WARNING
+    assert check.command == "unset XLA_FLAGS TPU_LOAD_LIBRARY"
+    assert "XLA_FLAGS=--xla_nonsense changes what is compiled" in check.text
+
+
+def test_an_attached_tpu(host: Host) -> None:
+    for slot in range(4):
+        host.pci(f"0000:00:0{slot}.0", "0x1ae0", "0x006f")
+    check, found = doctor_machine.tpu(**host.paths, ask=SAYS_V6E, environment={"TPU_VISIBLE_CHIPS": "0"})
+    assert check.state == OK
+    assert check.text == "v6e, TPU version 6, 'TPU v6 lite': 4 chips, of which 1 may be used"
+    report = doctor.Report([check, Check("compiler", FAILURE, "no libtpu knows it")], found)
+    assert report.ready  # it compiles on the device
+    assert report.next() == ["autotune sweep --preset smoke --out results/first"]
+    assert json.loads(doctor_formats.as_json(report, "autotune", "r"))["tpu"] == {
+        "generation": "v6e",
+        "version": 6,
+        "device_kind": "TPU v6 lite",
+        "chips": 4,
+        "usable": [0],
+    }
+
+
+def test_a_tpu_that_is_held_or_too_old(host: Host) -> None:
+    host.pci("0000:00:05.0", "0x1ae0", "0x005e")
+    (host.dev / "accel0").touch()
+    host.process(4242, "python train.py", host.dev / "accel0")
+    check, found = doctor_machine.tpu(**host.paths, ask=SAYS_V6E)
+    assert found is None
+    assert check.state == FAILURE
+    assert not check.stops  # for it can still be compiled for
+    assert "held by process 4242 (python train.py)" in check.text
+    host.pci("0000:00:06.0", "0x1ae0", "0x0027")
+    check, _ = doctor_machine.tpu(**host.paths, ask=SAYS_V6E)
+    assert "TPU version must be 4 or higher." in check.text
 
 
 def test_memory_says_how_many_compiles_it_bears(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ UPSTREAM = (
     "Mosaic failed to compile TPU kernel: E2001: CompileTimeMosaicUnsupportedRhsType",
     "The last dim size is not 128 in original base memref",
     "No space left on device",
+    "Unknown flag in XLA_FLAGS",
+    "TPU_LOAD_LIBRARY=0, not loading libtpu",
 )
 
 
@@ -66,6 +68,23 @@ def test_upstream_words_are_quoted_whole() -> None:
 @pytest.mark.parametrize("words", [words for words in quoted() if words not in UPSTREAM])
 def test_words_of_autotune_are_in_its_source(words: str, source: str) -> None:
     assert words in source
+
+
+def test_every_refusal_of_a_machine_is_on_the_page() -> None:
+    """Each MachineError that is raised with words of its own has some of them quoted."""
+    missing = []
+    for path in (ROOT / "autotune").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "MachineError":
+                text = "".join(
+                    part.value if isinstance(part.value, str) else ""
+                    for part in ast.walk(node)
+                    if isinstance(part, ast.Constant)
+                )
+                words = len(re.findall(r"[a-z]{3,}", text))
+                if words > 6 and not any(quote in text for quote in quoted()):
+                    missing.append(text)
+    assert not missing
 
 
 def test_a_line_that_is_gone_would_be_noticed(source: str) -> None:
