@@ -142,7 +142,7 @@ class DeviceSweep:
             for slot in self._slots:
                 self._jobs.put(None)
                 slot.close()
-        self._summary.left_out = len(self._search.waiting)
+        self._summary.left_out = sum(map(len, self._search.waiting.values()))
         return self._summary
 
     def _handle(self, events: Iterable[NamedTuple]) -> None:
@@ -236,7 +236,7 @@ class DeviceSweep:
         self._summary.shared += len(trials) - 1
         for program, implied in self._search.tell(task.program, verdict).items():
             self._record_models((trial, implied) for trial in self._plan.waiting[program])
-            self._summary.implied += 1
+            self._summary.implied += len(self._plan.waiting[program])
         self._progress.advance(task, verdict, self._search.outlook())
 
     def _record_models(self, settled: Iterable[tuple[Trial, Compiled]]) -> None:

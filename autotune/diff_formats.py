@@ -1,13 +1,16 @@
-"""Differences of tables as text for a terminal, markdown for a pull request, or json."""
+"""Differences of tables as text for a terminal, markdown for a pull request, csv and json for other tools."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from autotune.diff import DeviceDiff, Dimension, Regret, dimensions, directions
+from autotune.kernel.problem import BlockSizes
 from autotune.tables.table import Key, Table
 
 EXAMPLES = 10  # of added, removed and changed keys each, unless all are wanted
@@ -34,9 +37,14 @@ class Comparison:
 
 
 def render(comparison: Comparison, form: str, *, show_all: bool = False) -> str:
-    """The comparison in one of text, markdown and json; it ends with a newline."""
+    """The comparison in one of text, csv, json and markdown; it ends with a newline.
+
+    csv has a line for each key that differs, whatever show_all says, and nothing of what choices cost.
+    """
     if form == "json":
         return json.dumps(_json(comparison), indent=1) + "\n"
+    if form == "csv":
+        return _csv(comparison)
     mark = form == "markdown"
     parts: list[str] = []
     if len(comparison.tables) == 2:
@@ -174,6 +182,26 @@ def _regrets(comparison: Comparison, mark: bool) -> list[str]:
         rows.append(cells)
     lines += _grid(["choices of", *(f"on {g}" for g in generations)], rows, mark)
     return lines + ([""] if notes else []) + [f"{'- ' if mark else '  '}{note}" for note in notes]
+
+
+def _csv(comparison: Comparison) -> str:
+    tables = comparison.tables
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    key_columns = tables[0].dialect.key_type._fields
+    pairs = [f"{when}_{column}" for when in ("before", "after") for column in BlockSizes._fields]
+    writer.writerow(["before", "after", "before_device", "after_device", "change", *key_columns, *pairs])
+    nothing = ("", "")
+    for (i, j), devices in comparison.pairs.items():
+        for device in devices:
+            where = [tables[i].origin, tables[j].origin, device.before or "", device.after or ""]
+            for change in device.changed:
+                writer.writerow([*where, "changed", *change.key, *change.before, *change.after])
+            for key, value in device.added.items():
+                writer.writerow([*where, "added", *key, *nothing, *value])
+            for key, value in device.removed.items():
+                writer.writerow([*where, "removed", *key, *value, *nothing])
+    return file.getvalue()
 
 
 def _json(comparison: Comparison) -> dict[str, object]:

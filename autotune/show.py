@@ -1,23 +1,29 @@
-"""The winners of a results folder beside what JAX's look-up answers today, for a terminal of 80 columns."""
+"""The winners of a results folder beside what JAX's look-up answers today, and what is not done yet."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune import results, winners
+import numpy as np
+
+from autotune import results, unfinished, winners
 from autotune.folders import Folder
 from autotune.incumbents import Incumbent, incumbent, incumbents_of
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
 from autotune.tpu.chips import GENERATIONS, MIB
+from autotune.unfinished import Begun
 
 if TYPE_CHECKING:
     import pandas as pd
-    from rich.console import RenderableType
 
 
 class Line(NamedTuple):
-    """One winner. default_cost and published_cost: latency relative to the winner's, None if unknown."""
+    """One winner. default_cost and published_cost: latency relative to the winner's, None if unknown.
+
+    latency_us: microseconds, the geometric mean over the workloads; low_us and high_us: that of the ends of
+    their intervals, None unless timed. tools: versions of what made the rows.
+    """
 
     target: str
     key: TableKey
@@ -28,14 +34,23 @@ class Line(NamedTuple):
     incumbent: Incumbent
     default_cost: float | None
     published_cost: float | None
+    settings: dict[str, Any]
+    low_us: float | None
+    high_us: float | None
+    vmem_used_bytes: int | None
+    workloads: int
+    tools: dict[str, Any]
 
 
 class Overview(NamedTuple):
-    """The winners, how many candidates have each status, and the keys for which nothing is ok."""
+    """The winners; how many candidates have each status, by source; keys for which nothing is ok, and why;
+    sweeps that have begun and not ended, with how many of their keys have no row.
+    """
 
     lines: list[Line]
-    statuses: dict[str, int]
+    statuses: dict[str, dict[str, int]]
     without_winner: list[tuple[str, TableKey, str]]
+    unfinished: list[tuple[Begun, int]]
 
 
 def overview(folder: Folder, target: str | None = None) -> Overview:
@@ -50,7 +65,13 @@ def overview(folder: Folder, target: str | None = None) -> Overview:
     scored = winners.scores(frame)
     chosen = winners.choose(scored, incumbents_of(scored))
     candidate = [*winners.ENTRY, *winners.TOOLS, *results.BLOCK_COLUMNS]
-    statuses = frame.drop_duplicates([*candidate, "status"])["status"].value_counts()
+    each = frame.drop_duplicates([*candidate, "status"])
+    counts: dict[str, dict[str, int]] = {}
+    for source, status in zip(each["source"], each["status"], strict=True):
+        by_status = counts.setdefault(str(source), {})
+        by_status[str(status)] = by_status.get(str(status), 0) + 1
+    begun = [sweep for sweep in unfinished.read(folder) if target in (None, sweep.target)]
+    there = set(zip(frame["target"], winners.keys_of(frame), strict=True)) if begun else set()
     won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
     # Of a key without a winner, the candidate that came closest: the smallest overflow, if any.
     closest = frame.sort_values("needed_bytes").drop_duplicates(["target", *results.KEY_COLUMNS])
@@ -61,8 +82,8 @@ def overview(folder: Folder, target: str | None = None) -> Overview:
         )
         if (target, key) not in won
     ]
-    counts = {str(status): int(count) for status, count in statuses.items()}
-    return Overview(compared(scored, chosen), counts, sorted(lost))
+    waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
+    return Overview(compared(scored, chosen), counts, sorted(lost), waiting)
 
 
 def _why(row: dict[str, Any]) -> str:
@@ -94,11 +115,10 @@ def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
         for line in [tuple(line_values)]
     }
     lines = []
-    for *entry, source, pages, queries, score, latency, tied in zip(
-        *(chosen[name].astype(object).where(chosen[name].notna(), None) for name in winners.ENTRY),
-        *(chosen[n] for n in ("source", *results.BLOCK_COLUMNS, "score", "latency_us", "tied")),
-        strict=True,
-    ):
+    for won in _plain(chosen):
+        entry, score, source = [won[name] for name in winners.ENTRY], won["score"], won["source"]
+        latency = won["latency_us"]
+        timed = source != results.MODELLED
         key = TableKey(*entry[1:9])
         now = incumbent(GENERATIONS[entry[0]], key, published)
 
@@ -111,110 +131,30 @@ def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
                 entry[0],
                 key,
                 source,
-                BlockSizes(pages, queries),
+                BlockSizes(*(won[name] for name in results.BLOCK_COLUMNS)),
                 latency,
-                tied,
+                won["tied"],
                 now,
                 cost(now.default),
                 cost(now.published),
+                {name: won[name] for name in results.SETTING_COLUMNS},
+                latency * won["score_low"] / score if timed else None,
+                latency * won["score_high"] / score if timed else None,
+                won["vmem_used_bytes"],
+                won["workloads"],
+                {name: won[name] for name in ("model", *results.TOOL_COLUMNS)},
             )
         )
     return lines
 
 
-def display(seen: Overview) -> None:
-    """Print an overview to standard output."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.width = max(
-        console.width, 80
-    )  # in a narrower terminal a line goes on in the next; no number is cut
-    if seen.lines:
-        shared, lines = table(seen.lines)
-        console.print(shared)
-        console.print(lines)
-        console.print(_legend(seen.lines))
-    else:
-        console.print("no candidate is ok so far: nothing can win yet")
-    counts = ", ".join(f"{count} {status}" for status, count in seen.statuses.items())
-    console.print(f"candidates: {counts or 'none'}")
-    for target, key, why in seen.without_winner:
-        console.print(f"no winner on {target} for ({', '.join(map(str, key))}): {why}", markup=False)
-
-
-def table(lines: list[Line]) -> tuple[str, RenderableType]:
-    """What all winners share, and the winners as a rich table that fits 80 columns."""
-    from rich import box
-    from rich.table import Table
-
-    cells = [
-        (
-            ("target", line.target),
-            ("dtype", _short_dtypes(line.key)),
-            ("q/kv", f"{line.key.num_q_heads_per_blk}/{line.key.num_kv_heads_per_blk}"),
-            ("head_dim", str(line.key.head_dim)),
-            ("page", str(line.key.page_size)),
-            ("tokens", str(line.key.max_num_batched_tokens)),
-            ("length", str(line.key.max_model_len)),
-        )
-        for line in lines
+def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The lines of a frame as plain Python values, None where a value is missing."""
+    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in frame]
+    return [
+        {
+            str(name): int(value) if isinstance(value, np.integer) else value
+            for name, value in zip(frame, values, strict=True)
+        }
+        for values in zip(*columns, strict=True)
     ]
-    shared = set.intersection(*(set(row) for row in cells))
-    title = ", ".join(f"{name} {value}" for name, value in cells[0] if (name, value) in shared)
-    out = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
-    columns = [name for name, value in cells[0] if (name, value) not in shared]
-    for name in (*columns, "winner", "us", "default", "published"):
-        out.add_column(name, justify="right", no_wrap=True)
-    for row, line in zip(cells, lines, strict=True):
-        out.add_row(
-            *(value for name, value in row if (name, value) not in shared),
-            f"{line.blocks[0]},{line.blocks[1]}",
-            f"{line.latency_us:.4g}",
-            _cost(line.blocks, line.incumbent.default, line.default_cost),
-            _cost(line.blocks, line.incumbent.published, line.published_cost),
-        )
-    return title, out
-
-
-def _legend(lines: list[Line]) -> str:
-    """What the columns mean, and how far the numbers may be trusted."""
-    sources = sorted({line.source for line in lines})
-    trust = {
-        results.MEASURED: "measured on a TPU",
-        results.MODELLED: "modelled from the compiler's schedule, not timed on a TPU",
-        results.INTERPRETED: "interpreted on a CPU, no timing of a TPU",
-    }
-    return (
-        "winner: num_kv_pages_per_blk,num_queries_per_blk. us: one call, geometric mean over the workloads, "
-        + " or ".join(trust[source] for source in sources)
-        + ". default, published: what JAX's look-up falls back to, and what its table holds; "
-        "= is the winner itself, ? was not swept, - is not listed."
-    )
-
-
-_SHORT = {
-    "bfloat16": "bf16",
-    "float32": "f32",
-    "float8_e4m3fn": "e4m3",
-    "float8_e5m2": "e5m2",
-    "float8_e4m3b11fnuz": "e4m3b",
-    "int8": "i8",
-    "int4": "i4",
-}
-
-
-def _short_dtypes(key: TableKey) -> str:
-    """The KV dtype, as the queries' follows from it but for rare cases, which name both."""
-    q, kv = _SHORT.get(key.q_dtype, key.q_dtype), _SHORT.get(key.kv_dtype, key.kv_dtype)
-    return kv if q == kv or q == "bf16" else f"{q}/{kv}"
-
-
-def _cost(winner: BlockSizes, blocks: BlockSizes | None, cost: float | None) -> str:
-    """What another pair costs beside the winner: '=', '+12%', '?' where it was not tried, '-' for none."""
-    if blocks is None:
-        return "-"
-    if blocks == winner:
-        return "="
-    pair = f"{blocks[0]},{blocks[1]}"
-    return f"{pair} ?" if cost is None else f"{pair} +{(cost - 1) * 100:.0f}%"

@@ -29,8 +29,8 @@ class Summary:
     """What a sweep did.
 
     statuses: candidates newly recorded, by status. compiled: programs compiled. shared: compiles saved, as
-    other keys have the same program. implied: programs that overflow as a smaller one does. left_out:
-    programs that could not win a key.
+    other keys have the same program. implied: candidates that overflow as a smaller one does. left_out:
+    candidates of programs that could not win a key.
 
     Of a sweep on a device: timings, candidates newly timed, by status and once a workload; clocks, what timed
     them; compiled_here, those whose executable did not load.
@@ -158,10 +158,40 @@ def run(
             summary.shared += len(trials) - 1
             for program, implied in search.tell(task.program, verdict).items():
                 record((trial, implied) for trial in plan.waiting[program])
-                summary.implied += 1
+                summary.implied += len(plan.waiting[program])
             progress.advance(task, verdict, search.outlook())
-    summary.left_out = len(search.waiting)
+    summary.left_out = sum(map(len, search.waiting.values()))
     return summary
+
+
+def accounts(summary: Summary, plan: Plan) -> list[str]:
+    """What became of every candidate, in sums that a person can check."""
+
+    def count(number: int, noun: str) -> str:
+        return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+    statuses = ", ".join(f"{number} {status}" for status, number in summary.statuses.most_common())
+    newly = summary.statuses.total()
+    fates = [f"{newly} newly recorded"]
+    if plan.recorded:
+        fates.append(f"{plan.recorded} recorded before")
+    if summary.left_out:
+        fates.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
+    ways = [f"{count(summary.compiled, 'program')} compiled"]
+    # Said also where it is nothing: it is what a sweep of several keys is for.
+    ways.append(f"{count(summary.shared, 'compile')} saved by sharing programs between keys")
+    for number, way in (
+        (summary.implied, "overflow as smaller ones do"),
+        (plan.ruled_out, "ruled out by size alone"),
+        (plan.reused, "known from compiles of the same program"),
+    ):
+        if number:
+            ways.append(f"{number} {way}")
+    return [
+        f"{count(plan.candidates, 'candidate')} = {' + '.join(fates)}",
+        f"newly recorded candidates: {statuses or 'none'}",
+        *([f"{newly} newly recorded = {' + '.join(ways)}"] if newly else []),
+    ]
 
 
 def model_rows(

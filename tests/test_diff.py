@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
 import pytest
@@ -134,3 +136,18 @@ def test_the_command(autotune):
     assert markdown.count("```") == 2
     alone = autotune("diff", "jax")
     assert (alone.returncode, alone.stderr.count("\n")) == (2, 1)
+
+
+def test_csv_has_a_line_for_each_key_that_differs():
+    other = KEY._replace(max_model_len=4096)
+    before, after = table({KEY: (8, 32)}, origin="a"), table({KEY: (8, 64), other: (4, 32)}, origin="b")
+    [device] = diff.compare(before, after)
+    lines = list(
+        csv.DictReader(io.StringIO(render(Comparison([before, after], {(0, 1): [device]}, {}), "csv")))
+    )
+    found = {(line["change"], line["max_model_len"]): line for line in lines}
+    assert set(found) == {("changed", "2048"), ("added", "4096")}
+    changed = found["changed", "2048"]
+    assert (changed["before"], changed["after"], changed["q_dtype"]) == ("a", "b", "bfloat16")
+    assert (changed["before_num_queries_per_blk"], changed["after_num_queries_per_blk"]) == ("32", "64")
+    assert found["added", "4096"]["before_num_kv_pages_per_blk"] == ""

@@ -77,19 +77,20 @@ def test_sweep_show_and_emit(autotune: Run, tmp_path: Path) -> None:
 
     shown = autotune("show", "r")
     assert shown.returncode == 0
-    assert shown.stdout.split("candidates:")[0] == done.stdout.split("candidates:")[0]
+    assert done.stdout.startswith(shown.stdout + "Next: ")
 
     refused = autotune("emit", "r")
     assert refused.returncode == 2
     assert "--allow-modelled" in refused.stderr
     emitted = autotune("emit", "r", "--allow-modelled", "-o", "t.py")
     assert emitted.returncode == 0, emitted.stderr
-    assert "1 keys (1 modelled)" in emitted.stderr
+    assert "1 key (1 modelled)\nNext: git add t.py" in emitted.stderr
     assert "('bfloat16', 'bfloat16', 4, 1, 128, 16, 512, 512): " in (tmp_path / "t.py").read_text()
 
     again = autotune(*SWEEP)
     assert again.returncode == 0
     assert "4 recorded before; 0 programs to compile" in again.stderr
+    assert "4 candidates = 0 newly recorded + 4 recorded before\n" in again.stderr
     assert len(raw_rows(tmp_path / "r")) == 12
 
 
@@ -105,7 +106,10 @@ def test_sixteen_keys_of_one_layout_cost_the_compiles_of_one(autotune: Run, tmp_
     )
     assert done.returncode == 0, done.stderr
     assert "16 keys, 32 candidates; 2 programs to compile" in done.stderr
-    assert "2 programs compiled, 30 compiles saved by sharing programs between keys" in done.stderr
+    assert (
+        "32 newly recorded = 2 programs compiled + 30 compiles saved by sharing programs between keys"
+        in done.stderr
+    )
     frame = results.read(tmp_path / "r")
     assert len(frame) == 16 * 2 * 3
     assert frame.groupby("num_kv_pages_per_blk")["compile_seconds"].nunique().tolist() == [1, 1]

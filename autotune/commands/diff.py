@@ -20,7 +20,12 @@ from autotune.folders import Folder
     help="Rows that say what choices cost. Repeatable. [default: those of the committed tables]",
 )
 @click.option(
-    "--format", "form", type=click.Choice(("text", "markdown", "json")), default="text", show_default=True
+    "--format",
+    "form",
+    type=click.Choice(("text", "csv", "json", "markdown")),
+    default="text",
+    show_default=True,
+    help="csv has a line for each key that differs.",
 )
 @click.option("--all", "show_all", is_flag=True, help="Show every key, not the first few.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if the tables differ, as git does.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -100,7 +101,21 @@ def command(
     with whole(output) as file:
         file.write(emitted.text.encode())
     sources = ", ".join(f"{count} {source}" for source, count in won.lines["source"].value_counts().items())
-    click.echo(f"{output}: {emitted.rows} keys ({sources})", err=True)
+    keys = "1 key" if emitted.rows == 1 else f"{emitted.rows} keys"
+    click.echo(f"{output}: {keys} ({sources})", err=True)
+    if output.is_file():
+        click.echo(f"Next: {_next(output, dialect, names)}", err=True)
+
+
+def _next(output: Path, dialect: str, names: str) -> str:
+    """What to do with a table: keep it, and put it to use."""
+    name = shlex.quote(str(output))
+    commit = f"git add {name} && git commit -m 'Tuned block sizes'"
+    if dialect != "jax":
+        return f"{commit}; it takes the place of {dialect}'s tuned_block_sizes.py"
+    if names == "jax":
+        return f"{commit}; it takes the place of JAX's own tuned_block_sizes.py"
+    return f"{commit}; in a program: with autotune.tables.use({str(output)!r}): ..."
 
 
 def _compare(path: Path, text: str) -> None:

@@ -8,14 +8,25 @@ from autotune.commands.options import NamedFolder
 from autotune.folders import Folder
 
 
-@click.command(epilog="Example: autotune show results/first")
+@click.command(epilog="Example: autotune show results/first --format csv")
 @click.argument("folder", type=NamedFolder())
 @click.option("--target", help="Only this TPU generation.")
-def command(folder: Folder, target: str | None) -> None:
-    """Print the winners of a results folder, beside what JAX's look-up answers today."""
-    from autotune import show
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("text", "csv", "json", "markdown")),
+    default="text",
+    show_default=True,
+    help="csv and json have every column and digit: intervals, sources, versions.",
+)
+def command(folder: Folder, target: str | None, form: str) -> None:
+    """Print the winners of a results folder, beside what JAX's look-up answers today.
+
+    Also while a sweep into it is running, which the text then says.
+    """
+    from autotune import show, show_formats
     from autotune.tpu import chips
 
     if target is not None:
         chips.by_name(target)
-    show.display(show.overview(folder, target))
+    click.echo(show_formats.render(show.overview(folder, target), form), nl=False)

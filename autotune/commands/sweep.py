@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import sys
@@ -247,6 +248,7 @@ def _count(number: int, noun: str) -> str:
 def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     from autotune.eta import seconds_left
     from autotune.progress import duration
+    from autotune.terminal import say
 
     parts = [f"{_count(len(plan.incumbents), 'key')}, {_count(plan.candidates, 'candidate')}"]
     if plan.recorded:
@@ -262,7 +264,7 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     parts.append(f"{programs} to compile for {request.generation}")
     if outlook.programs:
         parts.append(f"about {duration(seconds_left(0.0, 0.0, outlook.seconds, jobs))} with --jobs {jobs}")
-    click.echo("; ".join(parts), err=True)
+    say("; ".join(parts))
 
 
 def _run(
@@ -277,17 +279,19 @@ def _run(
     verbose: bool,
     start_pool: StartPool,
 ) -> Summary:
-    from autotune import device_sweep, sweep
+    from autotune import device_sweep, sweep, unfinished
     from autotune.progress import CompileProgress
 
     try:
         candidates = plan.candidates - plan.recorded
         progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
-        if devices:
-            return device_sweep.run(
-                request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
-            )
-        return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
+        asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
+        with unfinished.noted(out, request.generation.name, request.keys, asked):
+            if devices:
+                return device_sweep.run(
+                    request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
+                )
+            return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
     except KeyboardInterrupt:
         again = f"{command_name()} {shlex.join(sys.argv[1:])}"
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
@@ -296,7 +300,9 @@ def _run(
 
 
 def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None) -> None:
-    from autotune import show
+    from autotune import show, show_formats
+    from autotune.sweep import accounts
+    from autotune.terminal import say
 
     if devices:
         counts = ", ".join(f"{count} {status}" for status, count in summary.timings.most_common()) or "none"
@@ -310,25 +316,14 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
                 "one compiled ahead did not load",
                 err=True,
             )
-    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.most_common()) or "none"
-    click.echo(f"newly recorded candidates: {counts}", err=True)
-    parts = [
-        f"{_count(summary.compiled, 'program')} compiled",
-        f"{_count(summary.shared, 'compile')} saved by sharing programs between keys",
-    ]
-    if summary.left_out:
-        parts.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
-    if summary.implied:
-        parts.append(f"{summary.implied} overflow as smaller ones do")
-    if plan.ruled_out:
-        parts.append(f"{_count(plan.ruled_out, 'candidate')} ruled out by size alone")
-    click.echo(", ".join(parts), err=True)
+    for line in accounts(summary, plan):
+        say(line)
     seen = show.overview(out, request.generation.name)
-    show.display(seen)
+    click.echo(show_formats.render(seen, "text"), nl=False)
     if devices and devices.timing.interpreted:
         click.echo("No table can be made of this: interpreted rows show that all works, and time nothing")
     elif seen.lines:
         allow = "" if devices else " --allow-modelled"
         click.echo(f"Next: {command_name()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
-    elif "vmem_oom" in seen.statuses:
+    elif any("vmem_oom" in by_status for by_status in seen.statuses.values()):
         click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")

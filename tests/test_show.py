@@ -1,0 +1,127 @@
+"""What `show` says of rows, in each of its formats."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune import results, scoreboard, show, unfinished
+from autotune.show_formats import FORMATS, record, render
+from autotune.terminal import WIDTH
+from tests.test_results import KEY, make_row
+
+V6E = scoreboard.COMMITTED_ROWS / "v6e"
+
+
+@pytest.fixture(scope="module")
+def committed() -> show.Overview:
+    return show.overview(V6E)
+
+
+def test_csv_and_json_hold_every_winner_in_full(committed: show.Overview) -> None:
+    lines = list(csv.DictReader(io.StringIO(render(committed, "csv"))))
+    held = json.loads(render(committed, "json"))
+    assert len(lines) == len(held["winners"]) == len(committed.lines) > 400
+    for line, text, value in zip(committed.lines, lines, held["winners"], strict=True):
+        full = record(line)
+        assert value == full
+        assert text == {name: "" if cell is None else str(cell) for name, cell in full.items()}
+        assert float(text["latency_us"]) == line.latency_us and text["source"] == "modelled"
+        assert value["latency_low_us"] is None, "a model has no interval"
+    assert held["candidates"] == committed.statuses and held["unfinished"] == []
+
+
+def test_text_and_markdown_fit_and_name_every_winner(committed: show.Overview) -> None:
+    text, markdown = render(committed, "text"), render(committed, "markdown")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    rows = [line for line in markdown.splitlines() if line.startswith("|") and "winner" not in line]
+    assert len([line for line in rows if "---" not in line]) == len(committed.lines)
+    assert all(line.count("|") == rows[0].count("|") for line in rows)
+    for said in (text, markdown):
+        assert "vmem_limit 100 MiB" in said and "not timed on a TPU" in " ".join(said.split())
+
+
+def test_sources_are_kept_apart(tmp_path: Path) -> None:
+    timed = {"latency_low_us": 9.0, "latency_high_us": 12.0, "samples_us": [10.0]}
+    other = KEY._replace(max_model_len=KEY.max_model_len * 2)
+    results.append(
+        tmp_path,
+        [
+            make_row(4, 32, latency_us=20.0),
+            make_row(8, 32, latency_us=10.0, source="measured", **timed),
+            make_row(4, 32, latency_us=30.0, key=other),
+            make_row(8, 32, latency_us=5e6, source="interpreted", key=other, **timed),
+        ],
+    )
+    seen = show.overview(tmp_path)
+    assert seen.statuses == {"modelled": {"ok": 2}, "measured": {"ok": 1}, "interpreted": {"ok": 1}}
+    text = render(seen, "text")
+    modelled, measured = text.split("target v6e")[1:]
+    assert "source MEASURED" in " ".join(measured.split()) and "MEASURED" not in modelled
+    assert "8,32" in measured and "4,32" in modelled, "an interpreter has no say"
+    assert "a test of the path, interpreted on a CPU, of no say in the winners: 1 ok" in text
+    found = {line.source: (line.low_us, line.latency_us, line.high_us) for line in seen.lines}
+    assert found["measured"] == pytest.approx((9.0, 10.0, 12.0)) and found["modelled"] == (None, 30.0, None)
+
+
+def test_a_sweep_that_has_not_ended_is_told(tmp_path: Path) -> None:
+    other = KEY._replace(max_model_len=KEY.max_model_len * 2)
+
+    def begin(keys: tuple, fails: bool, asked: str = "a") -> None:
+        with unfinished.noted(tmp_path, "v6e", keys, asked):
+            results.append(tmp_path, [make_row(4, 32, latency_us=20.0)])
+            assert len(show.overview(tmp_path).unfinished) >= 1
+            if fails:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin((KEY, other), fails=True)
+    [(sweep, missing)] = show.overview(tmp_path).unfinished
+    assert sweep.keys == (KEY, other) and missing == 1
+    said = " ".join(render(show.overview(tmp_path), "text").split())
+    assert "unfinished: a sweep of 2 keys for v6e" in said and "1 of the keys have no rows yet" in said
+    assert show.overview(tmp_path, "v5e").unfinished == []
+    begin((KEY,), fails=False)  # fewer keys, and then other candidates: it is still not done
+    begin((KEY, other), fails=False, asked="b")
+    assert len(show.overview(tmp_path).unfinished) == 1
+    begin((KEY, other), fails=False)
+    assert show.overview(tmp_path).unfinished == []
+    assert not list(tmp_path.glob(".sweep-*"))
+
+
+def test_nothing_is_left_of_a_sweep_that_could_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), unfinished.noted(tmp_path / "new", "v6e", (KEY,), "a"):
+        assert (tmp_path / "new").is_dir()
+        raise RuntimeError
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"target": "v6e", "time": "x", "keys": []}',
+        '{"target": "v9", "time": "2026-01-01 00:00", "keys": []}',
+        '{"target": "v6e", "time": "2026-01-01 00:00", "keys": [[1, 2]]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_note_that_is_none_is_ignored(tmp_path: Path, text: str) -> None:
+    (tmp_path / ".sweep-x.json").write_text(text)
+    results.append(tmp_path, [make_row(4, 32, latency_us=20.0)])
+    assert show.overview(tmp_path).unfinished == []
+
+
+def test_no_winner_has_each_format(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row(4, 32, status="compile_error", error="\x1b[31mred")])
+    for form in FORMATS:
+        said = render(show.overview(tmp_path), form)
+        assert "\x1b" not in said
+    assert "nothing can win yet" in render(show.overview(tmp_path), "text")
+    assert "compile_error: ?[31mred" in render(show.overview(tmp_path), "markdown")
