@@ -136,7 +136,7 @@
     ["length", (entry) => entry.length],
     ...(varies("dtypes") ? [["dtype", (entry) => entry.dtypes]] : []),
     ["winner", (entry) => (entry.winner ? String(entry.winner) : "none")],
-    ["us", (entry) => (entry.us === null ? "" : digits(entry.us))],
+    [varies("source") ? "us" : `us, ${data.entries[0].source}`, (entry) => (entry.us === null ? "" : digits(entry.us))],
     ...(varies("source") ? [["source", (entry) => entry.source]] : []),
   ];
 
@@ -312,7 +312,7 @@
     drawLegend(entry);
     const noise = entry.tied ? ` ${entry.tied} more ${entry.tied === 1 ? "pair is" : "pairs are"} as fast, but for noise.` : "";
     $("map-note").textContent = entry.winner
-      ? `Winner, default and published are those of all workloads.${noise}`
+      ? `Winner and costs are those of all workloads, by the ${entry.source} rows.${noise}`
       : "No pair is ok on every workload: nothing can win.";
     drawPairs(entry, run, judged);
   };
@@ -330,7 +330,7 @@
       const text = mark.name === "winner" ? String(entry.winner ?? "none")
         : mark.name === "published" ? costText(entry, entry.published, entry.published_cost)
           : costText(entry, entry.default, entry.default_cost);
-      return make("span", {}, svg, `${mark.name}: ${text === "=" ? "the winner" : text}`);
+      return make("span", {}, svg, `${mark.name}${entry.winner ? ` (${entry.source})` : ""}: ${text === "=" ? "the winner" : text}`);
     });
     $("legend").replaceChildren(...items);
   };
