@@ -51,8 +51,9 @@ class Environment:
         lines = [f"Name: {name}", f"Version: {version}", *(f"Requires-Dist: {line}" for line in requires)]
         (info / "METADATA").write_text("Metadata-Version: 2.1\n" + "\n".join(lines) + "\n")
         if code is not None:
-            (self.site / name).unlink(missing_ok=True)
-            (self.site / name).mkdir()
+            if (self.site / name).is_symlink():
+                (self.site / name).unlink()
+            (self.site / name).mkdir(exist_ok=True)
             (self.site / name / "__init__.py").write_text(code)
 
     def autotune(
@@ -193,16 +194,23 @@ def test_with_click_alone(make: Make) -> None:
     )
 
 
-def test_without_packaging_the_fit_is_unknown(make: Make) -> None:
-    done = make("packaging").autotune("doctor")
-    assert done.returncode == 0
-    assert states(done.stdout)["jaxlib"] == WARNING
-    assert "type: pip install packaging" in done.stdout
+def test_without_packaging_the_fit_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "packaging.requirements", None)  # so that importing it fails
+    needed = installed.own_needs()
+    assert {need.fits for need in needed} == {None}
+    for check in (
+        doctor_checks.packages(needed),
+        doctor_checks.jaxlib(needed, doctor_probe.Probe({"jax": {}}, {})),
+    ):
+        assert check.state == WARNING
+        assert "unknown without `packaging`" in check.text
+        assert check.command == "pip install packaging"
 
 
 def test_a_jaxlib_that_does_not_fit(make: Make) -> None:
     environment = make()
-    environment.stub("jax", "0.10.2", "jaxlib<=0.10.2,>=0.10.1", "libtpu==0.0.41.*; extra == 'tpu'")
+    asked = ("jaxlib<=0.10.2,>=0.10.1", "libtpu==0.0.41.*; extra == 'tpu'")
+    environment.stub("jax", "0.10.2", *asked, code="__version__ = '0.10.2'")
     environment.stub("jaxlib", "0.9.0")
     done = environment.autotune("doctor")
     assert states(done.stdout)["jaxlib"] == WARNING  # it can be imported, so jax itself takes it
