@@ -113,7 +113,11 @@ class CompileProgress:
             self._statuses[verdict.status] += 1
             self._expect(outlook)
             if self._verbose and verdict.status != "ok":
-                self._say(f"{task.program}: {verdict.status}", verdict.error)
+                blocks = task.program.blocks
+                self._say(
+                    f"{blocks[0]},{blocks[1]} of {task.program.layout}: {verdict.status}",
+                    verdict.said or verdict.error,
+                )
             self._told_something()
 
     def timed(self, key: TableKey, result: Result) -> None:

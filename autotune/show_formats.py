@@ -142,7 +142,9 @@ def _groups(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
 
 
 def _setting(name: str, value: Any) -> tuple[str, str]:
-    return ("vmem_limit", f"{value / MIB:g} MiB") if name == "vmem_limit_bytes" else (name, str(value))
+    if name != "vmem_limit_bytes":
+        return name, str(value)
+    return "vmem_limit", f"{value // MIB} MiB" if value % MIB == 0 else f"{value / 1024:g} KiB"
 
 
 def _columns(line: Line) -> list[tuple[str, str]]:

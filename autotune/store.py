@@ -97,7 +97,7 @@ class Store:
             target,
             f"jax {tools.jax}, libtpu {tools.libtpu}, kernel {tools.kernel_fingerprint}",
             verdict.seconds,
-            json.dumps(dataclasses.asdict(verdict)),
+            json.dumps({**dataclasses.asdict(verdict), "said": None}),
             time.time(),
         ]
         statement = "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import multiprocessing
 import os
 import shutil
@@ -196,7 +197,15 @@ def _leave_with_parent(folder: str, parent: int) -> None:
 
 
 def _compile(task: Task) -> Compiled:
-    return compile_program(chips.by_name(task.target), task.program, _dump_folder())
+    """The verdict on a program; of a failure also what libtpu logged meanwhile."""
+    logged = os.fstat(2).st_size
+    verdict = compile_program(chips.by_name(task.target), task.program, _dump_folder())
+    if verdict.status == "ok":
+        return verdict
+    with _dump_folder().with_suffix(".log").open("rb") as log:
+        log.seek(logged)
+        lines = log.read(MAX_LOG_TAIL).decode(errors="replace")
+    return dataclasses.replace(verdict, said=f"{verdict.said or verdict.error}\n{lines}".strip())
 
 
 def _compile_ahead(call: Call) -> Executable:

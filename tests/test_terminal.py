@@ -83,16 +83,21 @@ def in_terminal(
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
-    """A sweep in a terminal of 80x24, of which one program does not fit; and its folder."""
+    """A sweep in a terminal of 80x24, of which some programs do not fit, all told; and its folder."""
     folder = tmp_path_factory.mktemp("terminal")
-    seen = in_terminal(folder, *SWEEP, "--vmem-limit", "700KiB")
+    seen = in_terminal(folder, *SWEEP, "--vmem-limit", "700KiB", "--verbose")
     return folder, seen
 
 
 def test_a_sweep_in_a_terminal(swept: tuple[Path, Seen]) -> None:
     seen = swept[1]
     assert seen.code == 0, seen.screen
-    assert max(map(len, seen.states)) <= 80
+    said = "\n".join(seen.states)
+    # The compiler's own words, in full and indented, between states of the bar.
+    failures = re.findall(r"^\d+,\d+ of q4 kv1 dim128 page16 bfloat16: vmem_oom\n  \S.*", said, re.M)
+    assert failures and len(failures) == int(re.findall(r"(\d) failed", said)[-1])
+    assert "memory space vmem" in said
+    assert max(len(state) for state in seen.states if not state.startswith("  ")) <= 80
     bars = [state for state in seen.states if "compiled |" in state or "|#" in state]
     assert bars[0].startswith("0/4 compiled |      ")
     counts = [int(state.split("/")[0]) for state in bars]
@@ -104,7 +109,7 @@ def test_a_sweep_in_a_terminal(swept: tuple[Path, Seen]) -> None:
     assert not COLOUR.search(seen.sent)
     # Nothing of the bar is left.
     assert not any("|#" in line or "| 0:" in line for line in seen.screen)
-    assert seen.screen[0].startswith("1 key, 4 candidates; 4 programs to compile for v6e")
+    assert seen.states[0].startswith("1 key, 4 candidates; 4 programs to compile for v6e")
     assert seen.screen[-1].startswith("Next: ") and "emit r --allow-modelled" in seen.screen[-1]
 
 
@@ -123,7 +128,9 @@ def test_a_sweep_that_is_piped_is_quiet_and_plain(autotune: Run, tmp_path: Path)
     assert "compiled |" not in done.stderr and len(done.stderr.splitlines()) <= 4
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+@pytest.mark.parametrize(
+    "environment", [{"NO_COLOR": "1"}, pytest.param({"TERM": "dumb"}, marks=pytest.mark.slow)]
+)
 def test_no_color_and_dumb_terminals(tmp_path: Path, environment: dict[str, str]) -> None:
     queries = ("--queries", "32", "--workload", "mixed")
     seen = in_terminal(tmp_path, *SWEEP, *queries, **environment)
@@ -149,6 +156,7 @@ def test_a_ctrl_c_in_a_terminal_is_answered_at_once(tmp_path: Path) -> None:
     assert not any("compiled |" in line for line in seen.screen)
 
 
+@pytest.mark.slow
 def test_a_window_that_is_made_narrower(tmp_path: Path) -> None:
     narrow: list[int] = []
 

@@ -30,6 +30,7 @@ _OVERFLOWS = (
     ("smem_oom", re.compile(r"memory space smem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) smem")),
 )  # fmt: skip
 MAX_ERROR_CHARS = 500
+MAX_SAID_CHARS = 20_000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,7 @@ class Compiled:
     schedule: of an ok program.
     needed_bytes, limit_bytes: of an overflow, as the compiler states them.
     error: the first line of what it said, for everything that is not ok.
+    said: all that it said, at most MAX_SAID_CHARS of it; for the screen, and kept nowhere.
     seconds: wall time of tracing, lowering and compiling; None where nothing was compiled.
     """
 
@@ -49,6 +51,7 @@ class Compiled:
     limit_bytes: int | None = None
     error: str | None = None
     seconds: float | None = None
+    said: str | None = dataclasses.field(default=None, compare=False, repr=False)
 
 
 def environment(dump_folder: Path) -> dict[str, str]:
@@ -125,8 +128,10 @@ def failed(error: Exception, seconds: float) -> Compiled:
                 limit_bytes=round(float(limit) * _UNITS[limit_unit]),
                 error=first_line(error),
                 seconds=seconds,
+                said=message[:MAX_SAID_CHARS],
             )
-    return Compiled(status="compile_error", error=first_line(error), seconds=seconds)
+    said = message[:MAX_SAID_CHARS]
+    return Compiled(status="compile_error", error=first_line(error), seconds=seconds, said=said)
 
 
 def first_line(error: BaseException) -> str:
