@@ -95,7 +95,8 @@ class CompileProgress:
                 self._line = None
         if kind is KeyboardInterrupt:
             say("stopping ...")
-        self._ticker.join(TICK_SECONDS)  # a thread that outlives the interpreter may crash it
+        if self._ticker.is_alive():
+            self._ticker.join(TICK_SECONDS)  # a thread that outlives the interpreter may crash it
 
     @property
     def seconds_left(self) -> float | None:
@@ -166,7 +167,7 @@ class CompileProgress:
 
     def _show(self) -> None:
         with self._lock:
-            if self._ended.is_set():
+            if self._ended.is_set() or not self._ticker.is_alive():  # not entered yet: none would clear it
                 return
             if self._line:
                 self._line.show(self._parts(), self._times(), self._share())

@@ -20,8 +20,10 @@ import pyte
 import pytest
 from click.testing import CliRunner
 
+from autotune import progress
 from autotune.cli import COMMANDS, cli
-from autotune.progress import Best, Part, clock, fitted
+from autotune.progress import Best, CompileProgress, Part, clock, fitted
+from autotune.search import Outlook
 from autotune.terminal import folded, printable
 from tests.conftest import command_line, user_environment
 from tests.test_sweep import SWEEP
@@ -170,6 +172,21 @@ def test_a_window_that_is_made_narrower(tmp_path: Path) -> None:
     later = re.split(r"[\r\n]+", seen.sent[narrow[0] :].decode())
     bars = [state for state in later if " compiled" in state and "/4" in state]
     assert bars and all(len(state.rstrip()) <= 40 for state in bars[1:])
+
+
+def test_where_nobody_watches_there_are_plain_lines_and_few(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with CompileProgress(Outlook(2, 100.0), 1):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "", "a sweep says nothing in its first minute"
+    with CompileProgress(Outlook(2, 100.0), 1, notice=0.0):
+        time.sleep(0.3)
+    assert re.fullmatch(r"compiling, 0/2 done, about \d+ (s|min) left\n", capsys.readouterr().err)
+    monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
+    with CompileProgress(Outlook(2, 100.0), 1, candidates=5):
+        time.sleep(0.3)
+    assert re.fullmatch(r"0/2 compiled, 3 saved, 0:00, \d+ (s|min) left\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("columns", [200, 80, 64, 40, 24])
