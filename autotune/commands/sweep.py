@@ -321,7 +321,7 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
     seen = show.overview(out, request.generation.name)
     click.echo(show_formats.render(seen, "text"), nl=False)
     if devices and devices.timing.interpreted:
-        click.echo("No table can be made of this: interpreted rows show that all works, and time nothing")
+        click.echo("No table can be made of this: interpreted rows test the path, and time nothing")
     elif seen.lines:
         allow = "" if devices else " --allow-modelled"
         click.echo(f"Next: {command_name()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
