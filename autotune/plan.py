@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune import results, space
@@ -53,6 +53,11 @@ class Request:
         """Whether the user named block sizes."""
         return self.kv_pages is not None or self.queries is not None
 
+    @property
+    def all_of_them(self) -> bool:
+        """Whether every candidate is compiled, not only those that could win."""
+        return self.exhaustive or self.named
+
 
 class Trial(NamedTuple):
     """A candidate of a key. missing: those of the workloads for which it has no row yet."""
@@ -92,11 +97,13 @@ def make_plan(
     tools: results.Tools,
     model: str | None,
     kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
+    mine: Collection[Program] | None = None,
 ) -> Plan:
     """The plan of a sweep, given the rows that its folder holds.
 
     frame: rows as `results.read` gives them; None for a new folder. model: version of the cost model that
-    will fill latencies. kept: verdicts that are kept elsewhere, of programs that the rows do not hold.
+    will fill latencies. kept: verdicts that are kept elsewhere, of programs that the rows do not hold. mine:
+    the programs to sweep, all by default; of the others, what rows hold is known.
 
     Raises:
       UsageError: a workload does not fit a key.
@@ -107,10 +114,9 @@ def make_plan(
     for key in dict.fromkeys(request.keys):
         problem = key.canonical_problem(request.max_num_seqs)
         workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
-        plan.incumbents[key] = now = incumbent(request.generation, key, published)
+        now = incumbent(request.generation, key, published)
         incumbents = [blocks for blocks in now if blocks]
-        for blocks in space.candidates(problem, request.kv_pages, request.queries, incumbents):
-            program = Program(layout=problem.layout, blocks=blocks, settings=request.settings)
+        for program in candidates_of(request, problem, incumbents):
             missing = tuple(
                 w for w in workloads if _identity(request, key, program, w, tools, model) not in recorded
             )
@@ -118,9 +124,12 @@ def make_plan(
             compiled = verdicts.get(program)
             if compiled and compiled.schedule:
                 plan.known.setdefault(program, (compiled.schedule.cycles, []))[1].append(trial)
+            if mine is not None and program not in mine:
+                continue
+            plan.incumbents[key] = now
             if not missing:
                 plan.recorded += 1
-            elif verdict := _without_compile(request, problem, program):
+            elif verdict := without_compile(request, problem, program):
                 plan.ruled_out += 1
                 plan.settled.append((trial, verdict))
             elif compiled:
@@ -145,7 +154,14 @@ def workload_of(wanted: str | Workload, key: TableKey, problem: Problem, seed: i
     return batch
 
 
-def _without_compile(request: Request, problem: Problem, program: Program) -> Compiled | None:
+def candidates_of(request: Request, problem: Problem, incumbents: list[BlockSizes]) -> list[Program]:
+    """The candidates of a key as programs; incumbents: see `space.candidates`."""
+    blocks = space.candidates(problem, request.kv_pages, request.queries, incumbents)
+    return [Program(layout=problem.layout, blocks=b, settings=request.settings) for b in blocks]
+
+
+def without_compile(request: Request, problem: Problem, program: Program) -> Compiled | None:
+    """The verdict on a candidate that needs no compile to be ruled out; None if it does."""
     return (
         space.ruled_out(problem, program.blocks)
         or space.page_table_overflow(request.generation, problem)

@@ -158,10 +158,10 @@ class Contenders(Search):
         self._best: dict[object, float] = {}
         groups: dict[object, dict[Program, list[Trial]]] = {}
         for program, trials in self.waiting.items():
-            groups.setdefault(_heads(program), {})[program] = trials
+            groups.setdefault(heads_of(program), {})[program] = trials
         self._groups = {heads: _Group(programs) for heads, programs in groups.items()}
         for program, (cycles, trials) in known.items():
-            if group := self._groups.get(_heads(program)):
+            if group := self._groups.get(heads_of(program)):
                 group.known[program] = cycles
                 self._improve(trials, cycles)
         for group in self._groups.values():
@@ -206,7 +206,7 @@ class Contenders(Search):
         return None
 
     def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
-        group = self._groups[_heads(program)]
+        group = self._groups[heads_of(program)]
         del group.waiting[program]
         group.contenders = None
         if verdict.schedule:
@@ -275,7 +275,8 @@ class _Group:
     fitted: bool = False
 
 
-def _heads(program: Program) -> tuple[Layout, Settings]:
+def heads_of(program: Program) -> tuple[Layout, Settings]:
+    """What programs share that a search learns from together: all of the layout but the page size."""
     return dataclasses.replace(program.layout, page_size=1), program.settings
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from autotune import results, space
+from autotune import results, shard, space
 from autotune.calibrate import current
 from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
@@ -18,6 +18,7 @@ from autotune.kernel.problem import Program
 from autotune.plan import Plan, Request, Trial, make_plan
 from autotune.pool import StartPool, Task
 from autotune.search import Contenders, Exhaustive, Outlook, Search
+from autotune.shard import Shard
 from autotune.store import Store
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
@@ -54,15 +55,19 @@ class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
     def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
 
 
-def load(folder: Folder, request: Request, store: Store | None) -> Plan:
-    """The plan of a sweep into a folder, which need not exist yet; store: verdicts of earlier sweeps."""
+def load(folder: Folder, request: Request, store: Store | None, part: Shard | None = None) -> Plan:
+    """The plan of a sweep into a folder, which need not exist yet.
+
+    store: verdicts of earlier sweeps. part: only the programs of this shard.
+    """
     frame = results.read(folder) if folder.is_dir() else None
     tools = results.Tools.installed()
 
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
 
-    return make_plan(request, frame, tools, current(request.generation).version, kept)
+    mine = shard.programs(request, part) if part else None
+    return make_plan(request, frame, tools, current(request.generation).version, kept, mine)
 
 
 def require_compiler() -> None:
@@ -87,7 +92,7 @@ def search_for(request: Request, plan: Plan) -> Search:
 
     All of them where the user named block sizes or asked for all; else those that could still win a key.
     """
-    if request.exhaustive or request.named:
+    if request.all_of_them:
         return Exhaustive(plan.waiting)
 
     calibration = current(request.generation)

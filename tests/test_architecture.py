@@ -52,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.plan", "autotune.surrogate", "autotune.store", "autotune.tables"),
     ("autotune.search",),
-    ("autotune.calibrate", "autotune.progress"),
+    ("autotune.calibrate", "autotune.progress", "autotune.shard"),
     ("autotune.estimates",),
     ("autotune.heads",),
     ("autotune.keyset",),

@@ -20,11 +20,35 @@ from autotune.kernel.problem import DTYPE_BITS, Problem
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 MAX_SIZE = 1 << 40
+MAX_PARTS = 10000
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 def _is_count(text: str) -> bool:
     return len(text) <= 10 and text.isascii() and text.isdigit() and 0 < int(text) < 2**31
+
+
+class Part(click.ParamType[tuple[int, int]]):
+    """One part of several, 2/3; (2, 3) inside."""
+
+    name = "I/N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        parts = [part.strip() for part in value.split("/")]
+        if len(parts) != 2 or not all(_is_count(part) for part in parts):
+            self.fail(f"{value!r} is not a part such as 2/3, the second of three", param, ctx)
+        number, count = map(int, parts)
+        if not number <= count <= MAX_PARTS:
+            self.fail(
+                f"{value!r} is no part: three have 1/3, 2/3 and 3/3, and there are at most {MAX_PARTS}",
+                param,
+                ctx,
+            )
+        return number, count
 
 
 class Seconds(click.FloatRange):

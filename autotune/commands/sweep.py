@@ -14,7 +14,7 @@ import click
 from autotune.commands.completing import WORKLOADS, names_or_files
 from autotune.commands.executor_options import ExecutorOptions, executor_options
 from autotune.commands.key_options import KeyOptions, key_options
-from autotune.commands.options import NamedFolder, Numbers, Percent, Seconds, Size, command_name
+from autotune.commands.options import NamedFolder, Numbers, Part, Percent, Seconds, Size, command_name
 from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from autotune.plan import Plan, Request
     from autotune.pool import StartPool
     from autotune.search import Search
+    from autotune.shard import Shard
     from autotune.store import Store
     from autotune.sweep import Summary
 
@@ -130,6 +131,12 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     metavar="FOLDER",
     help="Results folder to add rows to: a path, s3://BUCKET/DIR or gs://BUCKET/DIR.",
 )
+@click.option(
+    "--shard",
+    type=Part(),
+    help="Sweep only this part of the programs, as 2/3 on the second of three hosts with the same other "
+    "options. Parts take about as long as one another, and no program is in two.",
+)
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Say of each failure what the compiler said, in full.")
 def command(
@@ -157,6 +164,7 @@ def command(
     max_seconds: float | None,
     run_timeout: float,
     out: Folder | None,
+    shard: tuple[int, int] | None,
     dry_run: bool,
     verbose: bool,
 ) -> None:
@@ -196,6 +204,8 @@ def command(
     from autotune import sweep
     from autotune.kernel import workload
     from autotune.plan import Request
+    from autotune.shard import Shard
+    from autotune.shard import keys as keys_of_shard
     from autotune.store import Store, default_path
     from autotune.tpu import chips
 
@@ -218,10 +228,15 @@ def command(
         exhaustive=exhaustive,
     )
     store = Store(default_path()) if cache else None
-    plan = sweep.load(out or Path(os.devnull), request, store)
+    part = Shard(*shard) if shard else None
+    if part and (found or interpret):
+        request = dataclasses.replace(request, keys=keys_of_shard(request, part))
+    plan = sweep.load(out or Path(os.devnull), request, store, None if found or interpret else part)
     search = sweep.search_for(request, plan)
     start_pool, cores = click.get_current_context().with_resource(executor.opened())
     cores = jobs or cores
+    if part:
+        click.echo(f"shard {part}: ", nl=False, err=True)
     _announce(request, plan, search, cores)
     if dry_run:
         return
