@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from autotune import results
 from autotune.calibrate import current
+from autotune.claims import Claims
 from autotune.devices import Devices
 from autotune.folders import Folder
 from autotune.kernel.inputs import pool_pages
@@ -25,9 +26,11 @@ from autotune.kernel.interpret import cut
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
 from autotune.known import Known
 from autotune.measure import Executables, Job, KeyTiming, Result, Slot
+from autotune.outbox import Outbox
 from autotune.plan import Plan, Request, Trial, workload_of
 from autotune.pool import Pool, StartPool, Task
 from autotune.search import Search
+from autotune.sharing import POLL_SECONDS, Sharing
 from autotune.shortlist import Shortlist
 from autotune.store import Store
 from autotune.sweep import Progress as SweepProgress
@@ -75,7 +78,9 @@ class Came(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A job is done."""
+    """A key's job is done."""
+
+    key: TableKey
 
 
 class Stopped(NamedTuple):
@@ -97,6 +102,8 @@ class DeviceSweep:
         folder: Folder,
         devices: Devices,
         progress: Progress,
+        outbox: Outbox,
+        claims: Claims,
     ) -> None:
         self._request = request
         self._plan = plan
@@ -104,7 +111,10 @@ class DeviceSweep:
         self._store = store
         self._calibration = current(request.generation)
         self._known = known
-        self._folder = folder
+        self._outbox = outbox
+        self._sharing = Sharing(
+            request, plan, search, folder, claims, self._calibration.version, on_rows=known.read
+        )
         self._timing, self._slots = devices
         self._progress = progress
         self._tools = results.Tools.installed()
@@ -117,7 +127,8 @@ class DeviceSweep:
         for program, trials in plan.waiting.items():
             for trial in trials:
                 self._programs[trial.key].add(program)
-        self._ahead: list[tuple[Job, Executables]] = []  # ready, and not yet being compiled
+        self._ready: list[TableKey] = []  # all schedules are there
+        self._elsewhere: set[TableKey] = set()  # those of them that another sweep times
         self._open = 0  # jobs given out and not finished
         self._left = len(self._number)
         if self._left:
@@ -137,7 +148,7 @@ class DeviceSweep:
             with self._progress:  # it ends before the chips and the pool do, which take their time
                 while self._left:
                     self._next()
-                    self._handle([self._events.get(), *_drained(self._events)])
+                    self._handle(self._come())
         finally:
             for slot in self._slots:
                 self._jobs.put(None)
@@ -147,6 +158,7 @@ class DeviceSweep:
 
     def _handle(self, events: Iterable[NamedTuple]) -> None:
         rows: list[dict[str, Any]] = []
+        finished: list[TableKey] = []
         stopped: BaseException | None = None
         for event in events:
             if isinstance(event, Came):
@@ -160,34 +172,56 @@ class DeviceSweep:
                 stopped = self._pool.broken
             elif isinstance(event, Modelled):
                 self._free += 1
-                self._learn(event.task, event.verdict)
+                self._compiled_here(event.task, event.verdict)
             elif isinstance(event, Ahead):
                 self._free += 1
             elif isinstance(event, Asked):
                 self._put(event)
             elif isinstance(event, Finished):
+                finished.append(event.key)
                 self._left -= 1
                 self._progress.keys_timed(len(self._number) - self._left, len(self._number))
                 self._open -= 1
             elif isinstance(event, Stopped):
                 stopped = event.error
-        results.append(self._folder, rows)
+        self._sharing.wrote(self._outbox.append(rows))
         self._progress.recorded(rows)
+        for key in finished:
+            self._sharing.key_done(key, self._timing.source)
         if stopped:
             raise stopped
+
+    def _come(self) -> list[NamedTuple]:
+        """The next events; none if it is time to look what other sweeps did."""
+        waiting = self._sharing.elsewhere or self._elsewhere
+        try:
+            return [self._events.get(timeout=POLL_SECONDS if waiting else None), *_drained(self._events)]
+        except queue.Empty:
+            return []
 
     # Compiles.
 
     def _next(self) -> None:
-        """Make jobs of the keys that are ready, give the next ones out, and keep the workers busy."""
+        """Make jobs of the keys that are ready, give them out, and keep the workers busy."""
+        for program, verdict, trials in self._sharing.news():
+            self._summary.learned += len(trials)
+            self._summary.elsewhere += len(self._plan.waiting[program]) - len(trials)
+            self._learn(Task(self._request.generation.name, program), verdict, trials)
         if self._without_job:
             # What the search will not compile, as it stands, no key waits for.
             wanted = self._search.prospects()
             for key in [key for key in self._without_job if not self._programs[key] & wanted]:
                 self._without_job.remove(key)
-                self._make_job(key)
-        while self._ahead and self._open < len(self._slots) + JOBS_AHEAD:
-            job, store = self._ahead.pop(0)
+                self._ready.append(key)
+        for key in list(self._ready):
+            if self._open >= len(self._slots) + JOBS_AHEAD:
+                break
+            if not self._sharing.claim_key(key, self._timing.source):
+                self._elsewhere.add(key)
+                continue
+            self._ready.remove(key)
+            self._elsewhere.discard(key)
+            job, store = self._make_job(key)
             self._open += 1
             self._jobs.put((job, store))
             # The very candidates that the timing will ask for first: it will find them under way.
@@ -198,8 +232,8 @@ class DeviceSweep:
             if self._urgent:
                 *_, call, store = heapq.heappop(self._urgent)
                 self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
-            elif program := self._search.next():
-                task = Task(self._request.generation.name, program)
+            elif found := self._sharing.next():
+                task = Task(self._request.generation.name, found)
                 self._pool.submit(task, functools.partial(self._modelled, task))
             else:
                 break
@@ -227,16 +261,20 @@ class DeviceSweep:
             entry = (self._number[job.key], rank, next(self._calls), call, asked.store)
             heapq.heappush(self._urgent, entry)
 
-    def _learn(self, task: Task, verdict: Compiled) -> None:
+    def _compiled_here(self, task: Task, verdict: Compiled) -> None:
         trials = self._plan.waiting[task.program]
-        self._record_models((trial, verdict) for trial in trials)
         if self._store:
             self._store.put(self._request.generation.name, self._tools, task.program, verdict)
         self._summary.compiled += 1
         self._summary.shared += len(trials) - 1
+        self._learn(task, verdict, trials)
+
+    def _learn(self, task: Task, verdict: Compiled, trials: list[Trial]) -> None:
+        self._record_models((trial, verdict) for trial in trials)
         for program, implied in self._search.tell(task.program, verdict).items():
             self._record_models((trial, implied) for trial in self._plan.waiting[program])
             self._summary.implied += len(self._plan.waiting[program])
+        self._sharing.done(task.program)
         self._progress.advance(task, verdict, self._search.outlook())
 
     def _record_models(self, settled: Iterable[tuple[Trial, Compiled]]) -> None:
@@ -247,12 +285,12 @@ class DeviceSweep:
             rows += made
         for row in rows:
             self._known.add(row)
-        results.append(self._folder, rows)
+        self._sharing.wrote(self._outbox.append(rows))
         self._progress.recorded(rows)
 
     # Jobs.
 
-    def _make_job(self, key: TableKey) -> None:
+    def _make_job(self, key: TableKey) -> tuple[Job, Executables]:
         request, timing = self._request, self._timing
         problem = key.canonical_problem(request.max_num_seqs)
         workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
@@ -276,7 +314,7 @@ class DeviceSweep:
             failed=self._known.failed(key),
         )
         store = Executables(lambda store, wanted: self._events.put(Asked(job, store, wanted)))
-        self._ahead.append((job, store))
+        return job, store
 
     def _may_run(self, problem: Problem, blocks: BlockSizes, ranking: tuple[BlockSizes, ...]) -> bool:
         """Whether a candidate compiled, or was left out as the model gives it no chance."""
@@ -291,7 +329,7 @@ class DeviceSweep:
                 rng = random.Random(f"{self._request.seed} {job.key}")
                 for result in KeyTiming(job, slot, store, self._timing.rule, rng).run():
                     self._events.put(Came(job, result))
-                self._events.put(Finished())
+                self._events.put(Finished(job.key))
         except BaseException as error:
             self._events.put(Stopped(error))
 
@@ -353,6 +391,6 @@ def run(
     )
     if folder.is_dir():
         known.read(results.read(folder))
-    sweep = DeviceSweep(request, plan, search, store, known, folder, devices, progress)
-    with start_pool(jobs, timeout) as pool:
+    with Outbox(folder) as outbox, Claims(folder) as claims, start_pool(jobs, timeout) as pool:
+        sweep = DeviceSweep(request, plan, search, store, known, folder, devices, progress, outbox, claims)
         return sweep.run(pool, jobs)

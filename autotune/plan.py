@@ -74,7 +74,7 @@ class Plan:
     """settled: trials whose verdict needs no compile. waiting: programs without a verdict, with their trials.
 
     known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
-    today, by key. recorded: candidates whose rows are all there already.
+    today, by key. recorded: candidates whose rows are all there already. files: those that these rows are in.
     """
 
     settled: list[tuple[Trial, Compiled]]
@@ -84,6 +84,7 @@ class Plan:
     recorded: int
     ruled_out: int
     reused: int
+    files: frozenset[str] = frozenset()
 
     @property
     def candidates(self) -> int:
@@ -108,7 +109,7 @@ def make_plan(
     Raises:
       UsageError: a workload does not fit a key.
     """
-    recorded, verdicts = _known(request, frame, tools)
+    recorded, verdicts = known_from(request, frame, tools)
     published = published_table()
     plan = Plan([], {}, {}, {}, 0, 0, 0)
     for key in dict.fromkeys(request.keys):
@@ -118,7 +119,7 @@ def make_plan(
         incumbents = [blocks for blocks in now if blocks]
         for program in candidates_of(request, problem, incumbents):
             missing = tuple(
-                w for w in workloads if _identity(request, key, program, w, tools, model) not in recorded
+                w for w in workloads if identity_of(request, key, program, w, tools, model) not in recorded
             )
             trial = Trial(key, problem, program, workloads, missing)
             compiled = verdicts.get(program)
@@ -169,7 +170,7 @@ def without_compile(request: Request, problem: Problem, program: Program) -> Com
     )
 
 
-def _identity(
+def identity_of(
     request: Request,
     key: TableKey,
     program: Program,
@@ -177,6 +178,7 @@ def _identity(
     tools: results.Tools,
     model: str | None,
 ) -> tuple[Any, ...]:
+    """The identity of a candidate's modelled row on a workload; model: as `make_plan` has it."""
     return results.identity(
         {
             "target": request.generation.name,
@@ -194,13 +196,16 @@ def _identity(
 
 def known(request: Request, frame: pd.DataFrame, tools: results.Tools) -> dict[Program, Compiled]:
     """The compiler's verdicts that rows of these tools hold, with the seconds that each compile took."""
-    return _known(request, frame, tools)[1]
+    return known_from(request, frame, tools)[1]
 
 
-def _known(
-    request: Request, frame: pd.DataFrame | None, tools: results.Tools
+def known_from(
+    request: Request, frame: pd.DataFrame | None, tools: results.Tools, crashes: bool = False
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
-    """Identities of the rows that are there, and the compiler's verdicts that they hold."""
+    """Identities of the rows that are there, and the compiler's verdicts that they hold.
+
+    crashes: of programs that crashed twice too, which a later sweep would try again for another key.
+    """
     recorded: set[tuple[Any, ...]] = set()
     verdicts: dict[Program, Compiled] = {}
     if frame is None:
@@ -212,7 +217,7 @@ def _known(
         if request.retry_failed and line["status"] in ("timeout", "crashed"):
             continue
         recorded.add(results.identity(line))
-        if line["compile_seconds"] is not None:
+        if line["compile_seconds"] is not None or (crashes and line["status"] == "crashed"):
             verdicts[program_of(line)] = _verdict(line)
     return recorded, verdicts
 

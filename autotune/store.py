@@ -80,7 +80,7 @@ class Store:
             found = {}
             for program in programs:
                 cursor = connection.execute(
-                    "SELECT verdict FROM verdicts WHERE id = ?", [_identity(target, tools, program)]
+                    "SELECT verdict FROM verdicts WHERE id = ?", [program_id(target, tools, program)]
                 )
                 if (line := cursor.fetchone()) and (verdict := _decoded(line[0])):
                     found[program] = verdict
@@ -93,7 +93,7 @@ class Store:
         if verdict.status not in LASTING or verdict.seconds is None:
             return
         values = [
-            _identity(target, tools, program),
+            program_id(target, tools, program),
             target,
             f"jax {tools.jax}, libtpu {tools.libtpu}, kernel {tools.kernel_fingerprint}",
             verdict.seconds,
@@ -118,7 +118,8 @@ class Store:
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
 
-def _identity(target: str, tools: Tools, program: Program) -> str:
+def program_id(target: str, tools: Tools, program: Program) -> str:
+    """A hash of all that a verdict depends on."""
     compiled_at = rpa.compile_problem(program.layout, program.blocks)
     parts = [
         VERSION,

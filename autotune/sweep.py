@@ -11,14 +11,17 @@ from typing import Any, Protocol
 
 from autotune import results, shard, space
 from autotune.calibrate import current
+from autotune.claims import Claims
 from autotune.cost import Calibration, latency_seconds
 from autotune.errors import MachineError
 from autotune.folders import Folder
 from autotune.kernel.problem import Program
+from autotune.outbox import Outbox
 from autotune.plan import Plan, Request, Trial, make_plan
 from autotune.pool import StartPool, Task
 from autotune.search import Contenders, Exhaustive, Outlook, Search
 from autotune.shard import Shard
+from autotune.sharing import Sharing
 from autotune.store import Store
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
@@ -31,7 +34,8 @@ class Summary:
 
     statuses: candidates newly recorded, by status. compiled: programs compiled. shared: compiles saved, as
     other keys have the same program. implied: candidates that overflow as a smaller one does. left_out:
-    candidates of programs that could not win a key.
+    candidates of programs that could not win a key. Of programs that another sweep into the folder compiled
+    meanwhile: elsewhere, candidates that it recorded; learned, those that were recorded here.
 
     Of a sweep on a device: timings, candidates newly timed, by status and once a workload; clocks, what timed
     them; compiled_here, those whose executable did not load.
@@ -40,6 +44,8 @@ class Summary:
     statuses: Counter[str] = dataclasses.field(default_factory=Counter)
     compiled: int = 0
     shared: int = 0
+    elsewhere: int = 0
+    learned: int = 0
     implied: int = 0
     left_out: int = 0
     timings: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -60,14 +66,16 @@ def load(folder: Folder, request: Request, store: Store | None, part: Shard | No
 
     store: verdicts of earlier sweeps. part: only the programs of this shard.
     """
-    frame = results.read(folder) if folder.is_dir() else None
+    files = results.names(folder)  # before they are read: what comes later is news
+    frame = results.read(folder) if files or folder.is_dir() else None
     tools = results.Tools.installed()
 
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
 
     mine = shard.programs(request, part) if part else None
-    return make_plan(request, frame, tools, current(request.generation).version, kept, mine)
+    plan = make_plan(request, frame, tools, current(request.generation).version, kept, mine)
+    return dataclasses.replace(plan, files=frozenset(files))
 
 
 def require_compiler() -> None:
@@ -133,38 +141,56 @@ def run(
     tools = results.Tools.installed()
     calibration = current(request.generation)
     summary = Summary()
+    with Outbox(folder) as outbox, Claims(folder) as claims:
+        sharing = Sharing(request, plan, search, folder, claims, calibration.version)
 
-    def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
-        rows = []
-        for trial, verdict in settled:
-            made = list(model_rows(request.generation, trial, verdict, tools, calibration))
-            summary.statuses[made[0]["status"]] += 1
-            rows += made
-        results.append(folder, rows)
-        progress.recorded(rows)
+        def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
+            rows = []
+            for trial, verdict in settled:
+                made = list(model_rows(request.generation, trial, verdict, tools, calibration))
+                summary.statuses[made[0]["status"]] += 1
+                rows += made
+            sharing.wrote(outbox.append(rows))
+            progress.recorded(rows)
 
-    record(plan.settled)
-    if not search.waiting:
-        return summary
-    require_compiler()
-
-    def next_task() -> Task | None:
-        program = search.next()
-        return Task(request.generation.name, program) if program else None
-
-    # The progress ends before the pool does, which takes its time after a Ctrl-C.
-    with start_pool(min(jobs, len(search.waiting)), timeout) as pool, progress:
-        for task, verdict in pool.run(next_task):
-            trials = plan.waiting[task.program]
+        def learn(task: Task, verdict: Compiled, trials: list[Trial]) -> None:
             record((trial, verdict) for trial in trials)
-            if store:
-                store.put(request.generation.name, tools, task.program, verdict)
-            summary.compiled += 1
-            summary.shared += len(trials) - 1
             for program, implied in search.tell(task.program, verdict).items():
                 record((trial, implied) for trial in plan.waiting[program])
                 summary.implied += len(plan.waiting[program])
+            sharing.done(task.program)
             progress.advance(task, verdict, search.outlook())
+
+        record(plan.settled)
+        if not search.waiting:
+            return summary
+        require_compiler()
+        compiling = 0
+
+        def next_task() -> Task | None:
+            nonlocal compiling
+            while True:
+                for program, verdict, trials in sharing.news():
+                    summary.learned += len(trials)
+                    summary.elsewhere += len(plan.waiting[program]) - len(trials)
+                    learn(Task(request.generation.name, program), verdict, trials)
+                if found := sharing.next():
+                    compiling += 1
+                    return Task(request.generation.name, found)
+                if compiling or not sharing.elsewhere:
+                    return None
+                sharing.wait()
+
+        # The progress ends before the pool does, which takes its time after a Ctrl-C.
+        with start_pool(min(jobs, len(search.waiting)), timeout) as pool, progress:
+            for task, verdict in pool.run(next_task):
+                compiling -= 1
+                trials = plan.waiting[task.program]
+                if store:
+                    store.put(request.generation.name, tools, task.program, verdict)
+                summary.compiled += 1
+                summary.shared += len(trials) - 1
+                learn(task, verdict, trials)
     summary.left_out = sum(map(len, search.waiting.values()))
     return summary
 
@@ -180,6 +206,8 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
     fates = [f"{newly} newly recorded"]
     if plan.recorded:
         fates.append(f"{plan.recorded} recorded before")
+    if summary.elsewhere:
+        fates.append(f"{summary.elsewhere} recorded meanwhile by another sweep into the folder")
     if summary.left_out:
         fates.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
     ways = [f"{count(summary.compiled, 'program')} compiled"]
@@ -189,6 +217,7 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
         (summary.implied, "overflow as smaller ones do"),
         (plan.ruled_out, "ruled out by size alone"),
         (plan.reused, "known from compiles of the same program"),
+        (summary.learned, "known from compiles of another sweep meanwhile"),
     ):
         if number:
             ways.append(f"{number} {way}")

@@ -38,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     (
         *("autotune.unfinished", "autotune.winners", "autotune.gather"),
+        *("autotune.claims", "autotune.outbox"),
         *("autotune.workers", "autotune.owner", "autotune.shortlist"),
     ),
     ("autotune.measure", "autotune.ray_pool"),
@@ -52,7 +53,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.plan", "autotune.surrogate", "autotune.store", "autotune.tables"),
     ("autotune.search",),
-    ("autotune.calibrate", "autotune.progress", "autotune.shard"),
+    ("autotune.calibrate", "autotune.progress", "autotune.shard", "autotune.sharing"),
     ("autotune.estimates",),
     ("autotune.heads",),
     ("autotune.keyset",),
