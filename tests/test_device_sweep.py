@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +188,16 @@ def test_rows_of_another_workload_are_timed_anew(tmp_path: Path) -> None:
     run(request(kv_pages=(2,), workloads=("mixed", "decode-heavy")), tmp_path, devices(cpu.slot), progress)
     assert [r.workload.name for r in progress.results] == ["decode-heavy (cut)"]
     assert progress.modelled == 0  # the schedule was known, and the other workload's row is made of it
+
+
+def test_two_sweeps_at_once_time_each_key_once(tmp_path: Path) -> None:
+    asked = request(keys=(KEY, LONGER))
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(run, asked, tmp_path, devices(Cpu().slot)) for _ in range(2)]
+        done = [sweep_done.result() for sweep_done in running]
+    assert sum(summary.compiled for summary in done) == 2
+    assert sum(summary.timings["ok"] for summary in done) == 4
+    timed = rows(tmp_path, results.INTERPRETED)
+    assert timed.groupby("max_model_len").size().tolist() == [2, 2]
+    raw = pd.concat([table.to_pandas() for table in results.tables(tmp_path, results.schema())])
+    assert not raw.duplicated(results.IDENTITY).any(), "something was done twice"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import subprocess
 import time
 import uuid
@@ -55,8 +56,8 @@ def ended(*running: subprocess.Popen[str]) -> list[str]:
 
 
 def compiled(said: str) -> int:
-    [count] = [line.split(" program")[0] for line in said.splitlines() if " compiled, " in line]
-    return int(count)
+    found = re.search(r"(\d+) programs? compiled", said)
+    return int(found[1]) if found else 0  # as is said where nothing was newly recorded
 
 
 def raw_rows(folder: Folder) -> pd.DataFrame:
@@ -95,10 +96,10 @@ def sweep_here(folder: Path, pool: CompilePool, shard: Shard | None = None) -> S
     """What the command does, in this process."""
     plan = sweep.load(folder, REQUEST, None, shard)
     search = sweep.search_for(REQUEST, plan)
-    with CompileProgress(search.outlook(), 2) as progress:
-        return sweep.run(
-            REQUEST, plan, search, None, folder, 2, 600.0, progress, lambda *_: contextlib.nullcontext(pool)
-        )
+    progress = CompileProgress(search.outlook(), 2)
+    return sweep.run(
+        REQUEST, plan, search, None, folder, 2, 600.0, progress, lambda *_: contextlib.nullcontext(pool)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -235,9 +235,7 @@ def command(
     search = sweep.search_for(request, plan)
     start_pool, cores = click.get_current_context().with_resource(executor.opened())
     cores = jobs or cores
-    if part:
-        click.echo(f"shard {part}: ", nl=False, err=True)
-    _announce(request, plan, search, cores)
+    _announce(request, plan, search, cores, part)
     if dry_run:
         return
     assert out is not None
@@ -248,7 +246,9 @@ def command(
 
         rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
         devices = of_this_host(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
-    summary = _run(request, plan, search, store, out, cores, compile_timeout, devices, verbose, start_pool)
+    summary = _run(
+        request, plan, search, store, out, cores, compile_timeout, devices, verbose, start_pool, part
+    )
     _report(summary, plan, request, out, devices)
 
 
@@ -260,7 +260,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
+def _announce(request: Request, plan: Plan, search: Search, jobs: int, part: Shard | None) -> None:
     from autotune.eta import seconds_left
     from autotune.progress import duration
     from autotune.terminal import say
@@ -279,7 +279,7 @@ def _announce(request: Request, plan: Plan, search: Search, jobs: int) -> None:
     parts.append(f"{programs} to compile for {request.generation}")
     if outlook.programs:
         parts.append(f"about {duration(seconds_left(0.0, 0.0, outlook.seconds, jobs))} with --jobs {jobs}")
-    say("; ".join(parts))
+    say((f"shard {part}: " if part else "") + "; ".join(parts))
 
 
 def _run(
@@ -293,6 +293,7 @@ def _run(
     devices: Devices | None,
     verbose: bool,
     start_pool: StartPool,
+    part: Shard | None,
 ) -> Summary:
     from autotune import device_sweep, sweep, unfinished
     from autotune.progress import CompileProgress
@@ -301,7 +302,7 @@ def _run(
         candidates = plan.candidates - plan.recorded
         progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
         asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
-        with unfinished.noted(out, request.generation.name, request.keys, asked):
+        with unfinished.noted(out, request.generation.name, request.keys, (asked, part) if part else asked):
             if devices:
                 return device_sweep.run(
                     request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
