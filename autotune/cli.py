@@ -7,6 +7,7 @@ command runs; help texts and usage errors are there at once.
 from __future__ import annotations
 
 import _thread
+import atexit
 import contextlib
 import importlib
 import os
@@ -114,7 +115,18 @@ def main() -> NoReturn:
             raise
         click.echo(f"Error: {why}: `autotune doctor` says what to type", err=True)
         code = EXIT_MACHINE
+    if code == EXIT_INTERRUPTED:
+        _leave(code)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _leave(code: int) -> NoReturn:
+    """End here and now: where a Ctrl-C broke off an import of jax, Python's own ending can crash."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _unfit(error: Exception) -> str | None:

@@ -312,7 +312,7 @@ def _run(
         again = f"{command_name()} {shlex.join(sys.argv[1:])}"
         so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
-        sys.exit(EXIT_INTERRUPTED)
+        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 
 
 def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None) -> None:
