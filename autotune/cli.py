@@ -89,7 +89,7 @@ def main() -> NoReturn:
         with cli.make_context("autotune", sys.argv[1:]) as context:
             code: Any = cli.invoke(context)
         sys.stdout.flush()
-        _deafen()  # what was asked for is done: Python's own exit would answer a Ctrl-C by dying of it
+        _deafen()  # what was asked for is done
     except click.exceptions.Exit as done:
         code = done.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
@@ -115,6 +115,8 @@ def main() -> NoReturn:
             raise
         click.echo(f"Error: {why}: `autotune doctor` says what to type", err=True)
         code = EXIT_MACHINE
+    finally:
+        _deafen()  # it is leaving, if need be by SystemExit: Python's own exit would die of a Ctrl-C
     if code == EXIT_INTERRUPTED:
         _leave(code)
     sys.exit(code if isinstance(code, int) else 0)
@@ -144,8 +146,7 @@ def _unraisable(unraisable: Any) -> None:
     """Deliver a Ctrl-C anew that came where Python cannot raise it, such as in a callback of its gc."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGINT, _interrupt)  # which has deafened itself
-        # From a thread, and a little later: at once, it would be raised in here and be lost again.
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        _interrupt_soon(signal.SIGINT)
     else:
         sys.__unraisablehook__(unraisable)
 
@@ -171,7 +172,24 @@ def _deafen() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> NoReturn:
+def _interrupt(signum: int, frame: FrameType | None) -> None:
     """Leave, once: a further Ctrl-C would break off the ending of workers and of files."""
+    if _importing(frame):
+        _interrupt_soon(signum)
+        return
     _deafen()
     raise KeyboardInterrupt
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Whether a module is being imported: jaxlib aborts the process if it is interrupted in that."""
+    while frame:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupt_soon(signum: int) -> None:
+    # From a thread, and a little later: at once, it would be raised in the same place again.
+    threading.Timer(0.05, _thread.interrupt_main, [signum]).start()

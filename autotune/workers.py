@@ -52,12 +52,17 @@ class CompilePool(Pool):
         # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
         # that starts them, and pebble's threads that of this one: so none is interrupted, however early.
         _start_resource_tracker()  # once started from such a thread, it would lift the mask again
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         self._others = set(multiprocessing.active_children())
-        try:
-            _ = self._pool.active  # starts the pool
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with _ctrl_c_kept() as kept:
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            try:
+                _ = self._pool.active  # starts the pool
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if kept:
+            interrupt = KeyboardInterrupt()
+            self.__exit__(KeyboardInterrupt, interrupt, None)
+            raise interrupt
         return self
 
     def __exit__(
