@@ -33,6 +33,8 @@ LEASE_SECONDS = 90.0
 # How long the first of two owners waits for the other to see it and withdraw, and how often it looks.
 YIELD_SECONDS, LOOKS = 0.1, 5
 MOST_BYTES = 4096
+# Seconds for which a folder that failed is left alone: a bucket that hangs takes half a minute to fail.
+REST_SECONDS = 60.0
 
 
 class _Seen(NamedTuple):
@@ -52,7 +54,7 @@ class _Process(NamedTuple):
 class Claims:
     """The claims of one sweep in one folder; use as a context manager.
 
-    broken: why there are none, if they cannot be written: then everything is free to take.
+    broken: why there are none, if they cannot be written: then, for a while, everything is free to take.
     """
 
     def __init__(self, folder: Folder, lease: float = LEASE_SECONDS) -> None:
@@ -63,6 +65,7 @@ class Claims:
         self._held: set[str] = set()
         self._seen: dict[str, _Seen] = {}
         self._processes: dict[str, _Process | None] = {}
+        self._rest_until = 0.0
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True, name="claims")
         self.broken: str | None = None
@@ -87,6 +90,8 @@ class Claims:
 
     def take(self, thing: str) -> bool:
         """Claim a thing; False if another has it. thing: a name without dots that a file may have."""
+        if time.monotonic() < self._rest_until:
+            return True
         try:
             if not self._thread.ident:
                 self._sign()
@@ -107,25 +112,32 @@ class Claims:
             folders.delete(self._place, name)
             return False
         except (AutotuneError, OSError) as error:
-            self.broken = str(error)
+            self._failed(error)
             return True
 
     def release(self, thing: str) -> None:
         """Give a claim back, after what came of it is published."""
-        if thing in self._held:
+        if thing not in self._held or time.monotonic() < self._rest_until:
+            return  # the end of the sweep will see to it
+        try:
+            folders.delete(self._place, f"{self._owner}.{thing}")
             self._held.discard(thing)
-            try:
-                folders.delete(self._place, f"{self._owner}.{thing}")
-            except (AutotuneError, OSError) as error:
-                self.broken = str(error)
+        except (AutotuneError, OSError) as error:
+            self._failed(error)
 
     def taken(self) -> set[str]:
         """The things that others have under way."""
+        if time.monotonic() < self._rest_until:
+            return set()
         try:
             return set(self._others())
         except (AutotuneError, OSError) as error:
-            self.broken = str(error)
+            self._failed(error)
             return set()
+
+    def _failed(self, error: Exception) -> None:
+        self.broken = str(error)
+        self._rest_until = time.monotonic() + REST_SECONDS
 
     def _others(self) -> dict[str, set[str]]:
         """The living others' claims: thing to owners."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune import results
-from autotune.claims import Claims
+from autotune.claims import REST_SECONDS, Claims
 from autotune.errors import MachineError, UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import Program, TableKey
@@ -65,6 +65,7 @@ class Sharing:
         self._verdicts: dict[Program, Compiled] = {}
         self._recorded: set[tuple[Any, ...]] = set()
         self._names: dict[Program, str] = {}
+        self._rest_until = 0.0
         self.elsewhere: set[Program] = set()
 
     def wrote(self, names: Iterable[str]) -> None:
@@ -128,12 +129,15 @@ class Sharing:
 
     def _look(self) -> None:
         """Take in the rows of files that appeared."""
+        if time.monotonic() < self._rest_until:
+            return
         try:
             new = [name for name in results.names(self._folder) if name not in self._read]
             if new:
                 self._take_in(new)
         except MachineError:
-            return  # a bucket that cannot be read now: the next look may go well
+            # A bucket that cannot be read now. A later look may go well, and each can take half a minute.
+            self._rest_until = time.monotonic() + REST_SECONDS
 
     def _take_in(self, new: list[str]) -> None:
         try:

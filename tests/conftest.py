@@ -8,6 +8,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,21 @@ def ray_cluster() -> Iterator[RayNodes]:
     """One cluster for all: who kills a node adds one before."""
     with ray_nodes() as nodes:
         yield nodes
+
+
+@pytest.fixture(scope="session")
+def gcs() -> Iterator[Callable[[str], str]]:
+    """A server of this machine that speaks as Google Cloud Storage does; else as `s3`."""
+    from gcp_storage_emulator.server import create_server
+
+    logging.getLogger("gcp_storage_emulator").setLevel(logging.CRITICAL)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    yield lambda name: f"gs://bucket/{name}?endpoint_override=http://127.0.0.1:{port}&anonymous=true"
+    server.stop()
 
 
 @pytest.fixture

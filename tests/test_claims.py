@@ -24,11 +24,11 @@ from tests.conftest import ROOT
 from tests.test_results import make_row
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "gcs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
     if request.param == "local":
         return tmp_path / "r"
-    return folders.parse(request.getfixturevalue("s3")(uuid.uuid4().hex))
+    return folders.parse(request.getfixturevalue(request.param)(uuid.uuid4().hex))
 
 
 def test_a_thing_has_one_owner_at_a_time(folder: Folder) -> None:

@@ -16,11 +16,11 @@ from tests.test_results import make_row
 Uri = Callable[[str], str]
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", "s3", "gcs"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
     if request.param == "local":
         return tmp_path / "r"
-    return folders.parse(request.getfixturevalue("s3")(uuid.uuid4().hex))
+    return folders.parse(request.getfixturevalue(request.param)(uuid.uuid4().hex))
 
 
 def test_files_are_published_listed_read_and_deleted(folder: Folder) -> None:
@@ -91,8 +91,9 @@ def test_parts_of_a_uri() -> None:
     assert folders.parse("results/a") == Path("results/a")
 
 
-def test_a_bucket_that_is_not_there(s3: Uri) -> None:
-    missing = folders.parse(s3("x").replace("//bucket", "//none"))
+@pytest.mark.parametrize("server", ["s3", "gcs"])
+def test_a_bucket_that_is_not_there(request: pytest.FixtureRequest, server: str) -> None:
+    missing = folders.parse(request.getfixturevalue(server)("x").replace("//bucket", "//none"))
     for attempt in (lambda: folders.entries(missing), lambda: folders.publish(missing, "a", b"a")):
         with pytest.raises(MachineError, match="bucket 'none' does not exist: make it first"):
             attempt()

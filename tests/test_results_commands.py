@@ -14,15 +14,24 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune import emit, folders, gather, results, show
+from autotune.commands.results import command
 from autotune.errors import UsageError
 from autotune.tables.load import load
 from tests.test_results import TOOLS, make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """Run `autotune results` in this process, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(command, list(arguments))
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -88,18 +97,18 @@ def test_merging_is_order_free_idempotent_and_loses_nothing(
         assert results.read(base / "third").equals(results.read(base / "second"))
 
 
-def test_rows_that_disagree_are_kept_and_counted(autotune: Run, tmp_path: Path) -> None:
+def test_rows_that_disagree_are_kept_and_counted(run: Callable[..., Result], tmp_path: Path) -> None:
     results.append(tmp_path / "a", [make_row(8, minute=1, latency_us=1.0, host="a"), make_row(4)])
     results.append(tmp_path / "b", [make_row(8, minute=2, latency_us=2.0, host="b"), make_row(4, host="b")])
     for order in ("a", "b"), ("b", "a"):
-        done = autotune("results", "merge", *order, "-o", "".join(order))
-        assert done.returncode == 0, done.stderr
+        done = run("merge", *order, "-o", "".join(order))
+        assert done.exit_code == 0, done.stderr
         assert done.stdout == f"{''.join(order)}: 4 rows, 4 of them new, in 1 file\n"
         assert "1 candidates of a workload have rows that disagree: all are kept, the newest" in done.stderr
     assert content(tmp_path / "ab") == content(tmp_path / "ba")
     frame = results.read(tmp_path / "ab").set_index("num_kv_pages_per_blk")
     assert frame.loc[8, "latency_us"] == 2.0
-    again = autotune("results", "merge", "a", "-o", "ab")
+    again = run("merge", "a", "-o", "ab")
     assert again.stdout == "ab: 4 rows, 0 of them new, in 1 file\n"
 
 
@@ -172,11 +181,11 @@ def test_a_file_that_cannot_be_read_stops_both_before_anything_is_written(tmp_pa
     assert not (tmp_path / "c").exists()
 
 
-def test_ls(autotune: Run, tmp_path: Path) -> None:
+def test_ls(run: Callable[..., Result], tmp_path: Path) -> None:
     results.append(tmp_path / "r", [make_row(4, minute=1), make_row(8, status="vmem_oom"), make_row(4)])
     results.append(tmp_path / "r", [make_row(4, target="v5e", source="measured", minute=5, workload="x")])
-    done = autotune("results", "ls", "r", "--format", "json")
-    assert done.returncode == 0, done.stderr
+    done = run("ls", "r", "--format", "json")
+    assert done.exit_code == 0, done.stderr
     held = json.loads(done.stdout)
     size = sum(path.stat().st_size for path in (tmp_path / "r").iterdir())
     assert (held["files"], held["bytes"], held["rows"], held["superseded"]) == (2, size, 3, 1)
@@ -187,17 +196,17 @@ def test_ls(autotune: Run, tmp_path: Path) -> None:
     assert held["jax"] == {TOOLS.jax: 3}
     assert held["workload"] == {"mixed": 2, "x": 1}
     assert (held["first"], held["last"]) == ("2026-01-01T00:00:00+00:00", "2026-01-01T00:05:00+00:00")
-    text = autotune("results", "ls", "r").stdout
+    text = run("ls", "r").stdout
     assert "rows:               3\n" in text
     assert "target:             v5e 1, v6e 2\n" in text
 
 
-def test_export(autotune: Run, tmp_path: Path) -> None:
+def test_export(run: Callable[..., Result], tmp_path: Path) -> None:
     row = make_row(latency_us=1.5, cycles=[1, 2, 3, 4], samples_us=[1.0, 2.0])
     results.append(tmp_path / "r", [make_row(latency_us=9.0, minute=-1), row, make_row(4, error='a "b",\nc')])
     for name in ("x.csv", "x.json", "x.parquet"):
-        done = autotune("results", "export", "r", "-o", name)
-        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        done = run("export", "r", "-o", name)
+        assert (done.exit_code, done.stdout) == (0, ""), done.stderr
     with (tmp_path / "x.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     loaded = json.loads((tmp_path / "x.json").read_text())
@@ -210,11 +219,8 @@ def test_export(autotune: Run, tmp_path: Path) -> None:
     assert loaded[1]["time"] == lines[1]["time"] == "2026-01-01T00:00:00+00:00"
     assert frame[1] == row
     assert pd.read_csv(tmp_path / "x.csv")["latency_us"].tolist()[1] == 1.5
-    wrong = autotune("results", "export", "r", "-o", "x.xls")
-    assert (wrong.returncode, wrong.stderr) == (
-        2,
-        "Error: -o 'x.xls' ends with none of .csv, .json, .parquet, which say what to write\n",
-    )
+    wrong = run("export", "r", "-o", "x.xls").exception
+    assert str(wrong) == "-o 'x.xls' ends with none of .csv, .json, .parquet, which say what to write"
 
 
 def test_in_a_bucket(autotune: Run, tmp_path: Path, s3: Callable[[str], str]) -> None:
@@ -241,8 +247,6 @@ def test_in_a_bucket(autotune: Run, tmp_path: Path, s3: Callable[[str], str]) ->
 
 
 def test_every_command_inside_has_help_with_an_example() -> None:
-    from autotune.commands.results import command
-
     assert set(command.commands) == {"ls", "export", "merge", "compact"}
     for name, inner in command.commands.items():
         assert inner.help

@@ -10,7 +10,12 @@ from autotune.plan import Request
 from autotune.search import heads_of
 from autotune.shard import Shard
 from autotune.space import expected_compile_seconds
+from autotune.sweep import search_for
 from autotune.tpu.chips import V6E
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
+from tests.test_search import best_latencies, cycles_of, play
+from tests.test_search import request as search_request
 
 TOOLS = results.Tools("1", "1", "1", "x")
 
@@ -84,3 +89,24 @@ def test_a_plan_of_a_part_knows_what_rows_say_of_the_others(published: Request) 
     assert set(made[0].waiting) | set(made[1].waiting) == set(whole.waiting)
     assert not set(made[0].waiting) & set(made[1].waiting)
     assert set(made[0].incumbents) | set(made[1].incumbents) == set(whole.incumbents)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 8])
+def test_searches_of_the_parts_find_what_one_search_finds(parts: int) -> None:
+    """Whole, a key is decided in one part; beyond that in some, each of which finds its own best."""
+    whole = plan.make_plan(search_request(), None, TOOLS, "m")
+
+    def verdict_of(program: Program) -> Compiled:
+        return Compiled(status="ok", schedule=Schedule(cycles_of(program, 0.05, 1e5), 1, 1))
+
+    one = best_latencies(whole, play(search_for(search_request(), whole), verdict_of))
+    done: dict[Program, Compiled] = {}
+    for number in range(1, parts + 1):
+        mine = shard.programs(search_request(), Shard(number, parts))
+        part = plan.make_plan(search_request(), None, TOOLS, "m", mine=mine)
+        compiled = play(search_for(search_request(), part), verdict_of)
+        assert not set(compiled) & set(done)
+        done |= compiled
+    together = best_latencies(whole, done)
+    assert set(together) == set(one)
+    assert all(abs(together[key] / one[key] - 1) < 0.01 for key in one)
