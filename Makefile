@@ -7,7 +7,7 @@ DEMO   ?= results/demo
 TABLES ?= results/tables
 GENERATIONS := v4 v5e v5p v6e v7x
 
-.PHONY: demo test test-slow lint browser screenshots docs tables clean
+.PHONY: demo test reliability test-slow lint browser screenshots docs tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml autotune/__init__.py
@@ -26,6 +26,9 @@ demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not he
 
 test: $(VENV)/installed-test lint browser  ## everything but the slow suite
 	$(BIN)/python -m pytest -m 'not slow'
+
+reliability: $(VENV)/installed-test  ## the tables of docs/reliability.md, from kills and faults: half an hour
+	AUTOTUNE_RELIABILITY=1 $(BIN)/python -m pytest tests/faults -m 'slow or not slow'
 
 test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes
 	$(BIN)/python -m pytest -m slow

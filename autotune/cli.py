@@ -23,6 +23,7 @@ from click.shell_completion import shell_complete
 from autotune import __version__
 from autotune.commands.completing import COMPLETE_VARIABLE
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError
+from autotune.terminal import unfailing
 
 # In the order of `autotune --help`: as one meets them.
 COMMANDS = {
@@ -82,6 +83,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, _interrupt)
     sys.unraisablehook = _unraisable
     _open_standard_streams()
+    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
+        sys.stderr = unfailing(sys.stderr)
     try:
         if instruction := os.environ.get(COMPLETE_VARIABLE):
             sys.exit(shell_complete(cli, {}, "autotune", COMPLETE_VARIABLE, instruction))

@@ -243,7 +243,8 @@ class DeviceSweep:
         self._events.put(Modelled(task, verdict))
 
     def _compiled(self, blocks: BlockSizes, store: Executables, executable: Executable) -> None:
-        store.add(blocks, executable)
+        if not self._pool.broken:  # else it says nothing of the candidate
+            store.add(blocks, executable)
         self._events.put(Ahead())
 
     def _put(self, asked: Asked) -> None:
@@ -391,6 +392,11 @@ def run(
     )
     if folder.is_dir():
         known.read(results.read(folder))
-    with Outbox(folder) as outbox, Claims(folder) as claims, start_pool(jobs, timeout) as pool:
+    results.remove_abandoned(folder)
+    with (
+        Outbox(folder, plan.replaced) as outbox,
+        Claims(folder) as claims,
+        start_pool(jobs, timeout) as pool,
+    ):
         sweep = DeviceSweep(request, plan, search, store, known, folder, devices, progress, outbox, claims)
         return sweep.run(pool, jobs)

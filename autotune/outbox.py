@@ -28,11 +28,13 @@ FIRST_PAUSE, LONGEST_PAUSE = 15.0, 240.0
 class Outbox:
     """Where a sweep puts its rows; use as a context manager.
 
+    replaced: when rows were made that this sweep's are to replace.
     kept: the local folder with rows that are not sent, while there are any.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, replaced: results.Replaced | None = None) -> None:
         self._folder = folder
+        self._replaced = replaced or {}
         self._pause = FIRST_PAUSE
         self._next_try = 0.0
         self._waiting: list[str] = []  # names of files in `_spill`
@@ -71,7 +73,7 @@ class Outbox:
         Raises:
           UsageError: the folder, or the one for what cannot be sent, is local and cannot be written.
         """
-        rows = list(rows)
+        rows = results.newer(rows, self._replaced)
         if not rows:
             return []
         if isinstance(self._folder, Path):
@@ -88,7 +90,7 @@ class Outbox:
             self._keep(rows)
             return []
 
-    def _keep(self, rows: list[Mapping[str, Any]]) -> None:
+    def _keep(self, rows: Iterable[Mapping[str, Any]]) -> None:
         name = results.append(self._spill, rows)
         if name:
             self._waiting.append(name)

@@ -75,6 +75,7 @@ class Plan:
 
     known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
     today, by key. recorded: candidates whose rows are all there already. files: those that these rows are in.
+    replaced: when rows were made that are to be made anew.
     """
 
     settled: list[tuple[Trial, Compiled]]
@@ -85,6 +86,7 @@ class Plan:
     ruled_out: int
     reused: int
     files: frozenset[str] = frozenset()
+    replaced: results.Replaced = dataclasses.field(default_factory=dict)
 
     @property
     def candidates(self) -> int:
@@ -111,7 +113,7 @@ def make_plan(
     """
     recorded, verdicts = known_from(request, frame, tools)
     published = published_table()
-    plan = Plan([], {}, {}, {}, 0, 0, 0)
+    plan = Plan([], {}, {}, {}, 0, 0, 0, replaced=_replaced(request, frame))
     for key in dict.fromkeys(request.keys):
         problem = key.canonical_problem(request.max_num_seqs)
         workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
@@ -220,6 +222,16 @@ def known_from(
         if line["compile_seconds"] is not None or (crashes and line["status"] == "crashed"):
             verdicts[program_of(line)] = _verdict(line)
     return recorded, verdicts
+
+
+def _replaced(request: Request, frame: pd.DataFrame | None) -> results.Replaced:
+    """Rows, timings among them, that are made anew though they are there: see `known_from`."""
+    if frame is None:
+        return {}
+    again = ~frame["status"].isin(results.STATUSES)
+    if request.retry_failed:
+        again |= frame["status"].isin(["timeout", "crashed"])
+    return {results.identity(line): line["time"] for line in results.rows_of(frame[again])}
 
 
 def _cleaned(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from autotune import folders
+from autotune import files, folders
 from autotune.errors import UsageError
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
@@ -207,6 +207,9 @@ def identity(filled: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(filled[name] for name in IDENTITY)
 
 
+# When rows were made that new ones are to replace, by identity.
+Replaced = Mapping[tuple[Any, ...], datetime.datetime]
+
 _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
@@ -231,6 +234,23 @@ def append(folder: Folder, rows: Iterable[Mapping[str, Any]]) -> str | None:
     name = f"rows-{uuid.uuid4().hex}.parquet"
     folders.publish(folder, name, parquet(table))
     return name
+
+
+def newer(rows: Iterable[Mapping[str, Any]], replaced: Replaced) -> list[dict[str, Any]]:
+    """Rows, those that replace others made newer than these: a clock may have gone back since."""
+    made = [dict(filled) for filled in rows]
+    for filled in made if replaced else ():
+        older = replaced.get(identity(filled))
+        if older and older >= filled["time"]:
+            filled["time"] = older + datetime.timedelta(microseconds=1)
+    return made
+
+
+def remove_abandoned(folder: Folder) -> None:
+    """Remove what killed sweeps left half done, in a folder of this machine and among temporary files."""
+    files.tidy()
+    if isinstance(folder, Path):
+        files.remove_abandoned(folder, files.HIDDEN)
 
 
 def parquet(table: pa.Table) -> bytes:

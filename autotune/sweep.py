@@ -141,7 +141,8 @@ def run(
     tools = results.Tools.installed()
     calibration = current(request.generation)
     summary = Summary()
-    with Outbox(folder) as outbox, Claims(folder) as claims:
+    results.remove_abandoned(folder)
+    with Outbox(folder, plan.replaced) as outbox, Claims(folder) as claims:
         sharing = Sharing(request, plan, search, folder, claims, calibration.version)
 
         def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:

@@ -2,12 +2,57 @@
 
 from __future__ import annotations
 
+import io
 import os
+import select
+import stat
 import sys
 import textwrap
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 WIDTH = 80  # of a terminal that does not tell, and the most that a line of text takes
+
+
+# A reader of standard error that takes nothing for so long is not waited for any more.
+PATIENCE_SECONDS = 5.0
+
+
+def unfailing(stream: TextIO) -> TextIO:
+    """Standard error that no text can stop: what its disk has no room for, or its reader no wish, is dropped.
+
+    Work of hours must not end, or stand still, because its progress cannot be told.
+    """
+    raw = _Unfailing(stream.fileno(), "wb", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw), encoding=stream.encoding, errors="backslashreplace", line_buffering=True
+    )
+
+
+class _Unfailing(io.FileIO):
+    _patience = PATIENCE_SECONDS
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            mode = os.fstat(self.fileno()).st_mode
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                # So much does not block where there is room at all.
+                part = view[: select.PIPE_BUF]
+                return (super().write(part) or 0) if self._has_room() else len(view)
+            written: int | None = super().write(view)
+            return len(view) if written is None else written
+        except OSError:
+            return len(view)
+
+    def _has_room(self) -> bool:
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLOUT)
+        found = bool(poll.poll(self._patience * 1000))
+        self._patience = PATIENCE_SECONDS if found else 0.0
+        return found
 
 
 def watched(stream: TextIO) -> bool:

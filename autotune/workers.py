@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +20,21 @@ from typing import Any, Self
 import pebble
 
 from autotune.errors import MachineError
+from autotune.files import FULL, scratch_folder
 from autotune.pool import Pool, Task
 from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled, clear, compile_program, environment, first_line
+from autotune.tpu.compiler import failed as verdict_of
 from autotune.tpu.executable import Call, Executable, compile_ahead
 
 ATTEMPTS = 2
-MAX_LOG_TAIL = 4096
+MAX_LOG_TAIL = 1 << 16
+MAX_LAST_WORDS = 4096
+ROOM_BYTES = 1 << 16
+
+
+class NoRoom(Exception):
+    """A disk is full, or a limit on files reached, where the compiler writes; the message says which."""
 
 
 class CompilePool(Pool):
@@ -39,7 +46,7 @@ class CompilePool(Pool):
     def __init__(self, jobs: int, timeout: float) -> None:
         self.jobs = jobs
         self._timeout = timeout
-        self._folder = Path(tempfile.mkdtemp(prefix="autotune-compile-"))
+        self._folder, self._in_use = scratch_folder("autotune-compile-")
         # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
         self._pool = pebble.ProcessPool(
             max_workers=jobs,
@@ -83,6 +90,7 @@ class CompilePool(Pool):
                     worker.kill()
             self._pool.join()
             shutil.rmtree(self._folder, ignore_errors=True)
+            os.close(self._in_use)
         if kept and kind is None:
             raise KeyboardInterrupt
 
@@ -113,6 +121,9 @@ class CompilePool(Pool):
                 )
                 result = failed(verdict)
             except pebble.ProcessExpired as expired:
+                if full := self._no_room(expired.pid):
+                    then(failed(self._break(full)))
+                    return
                 if attempt < ATTEMPTS:
                     self._start(work, task, then, failed, attempt + 1)
                     return
@@ -120,7 +131,7 @@ class CompilePool(Pool):
             except BrokenExecutor as error:
                 result = failed(self._break(error))
             except Exception as error:  # what a worker could not turn into a verdict
-                result = failed(Compiled(status="compile_error", error=first_line(error)))
+                result = failed(dataclasses.replace(verdict_of(error, 0.0), seconds=None))
             then(result)
 
         try:
@@ -132,23 +143,52 @@ class CompilePool(Pool):
 
     def _break(self, error: Exception) -> Compiled:
         """Note that no more can be compiled; the verdict is for nobody to record."""
-        self.broken = MachineError(
-            f"the compiling processes cannot be kept running ({first_line(error)}); what is recorded so far "
-            "is kept: free some memory or lower --jobs, then run the same command again"
-        )
+        full = error if isinstance(error, NoRoom) else self._no_room(None)
+        if full:
+            self.broken = MachineError(
+                f"the compiler has no room for its files in {str(self._folder.parent)!r} ({full}); what is "
+                "recorded so far is kept: make room there, or name another folder in TMPDIR, then run the "
+                "same command again"
+            )
+        else:
+            self.broken = MachineError(
+                f"the compiling processes cannot be kept running ({first_line(error)}); what is recorded so "
+                "far is kept: free some memory or lower --jobs, then run the same command again"
+            )
         return Compiled(status="crashed", error=first_line(error))
+
+    def _no_room(self, pid: int | None) -> NoRoom | None:
+        """Whether a worker died for want of room for its files, and not of its program.
+
+        libtpu aborts where it cannot write a listing, and says why, if there is room for that.
+        """
+        said = self._log_tail(pid) if pid else ""
+        for code in FULL:
+            if os.strerror(code) in said:
+                return NoRoom(os.strerror(code))
+        try:
+            with (self._folder / "room").open("wb") as file:
+                file.write(bytes(ROOM_BYTES))
+        except OSError as error:
+            if error.errno in FULL:
+                return NoRoom(os.strerror(error.errno))
+        return None
+
+    def _log_tail(self, pid: int) -> str:
+        """The end of what a worker or libtpu wrote."""
+        with contextlib.suppress(OSError), (self._folder / f"{pid}.log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
+            return log.read(MAX_LOG_TAIL).decode(errors="replace")
+        return ""
 
     def _last_words(self, expired: pebble.ProcessExpired) -> str:
         """How a worker ended, with the last line that it or libtpu wrote."""
         code = expired.exitcode or 0
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         text = f"the compiling process ended {how}, {ATTEMPTS} times"
-        with contextlib.suppress(OSError):
-            with (self._folder / f"{expired.pid}.log").open("rb") as log:
-                log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
-                lines = log.read().decode(errors="replace").split("\n")
-            if said := [line.strip() for line in lines if line.strip().isprintable() and line.strip()]:
-                text += f": {said[-1][:200]}"
+        lines = [line.strip() for line in self._log_tail(expired.pid)[-MAX_LAST_WORDS:].split("\n")]
+        if said := [line for line in lines if line and line.isprintable()]:
+            text += f": {said[-1][:200]}"
         return text
 
 

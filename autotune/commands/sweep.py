@@ -207,6 +207,7 @@ def command(
     from autotune.shard import Shard
     from autotune.shard import keys as keys_of_shard
     from autotune.store import Store, default_path
+    from autotune.terminal import say
     from autotune.tpu import chips
 
     keys = selection.keys(target or ("v6e" if interpret else None))
@@ -249,6 +250,8 @@ def command(
     summary = _run(
         request, plan, search, store, out, cores, compile_timeout, devices, verbose, start_pool, part
     )
+    if store and store.broken:
+        say(f"compile results are not kept for other sweeps: {store.path} cannot be used ({store.broken})")
     _report(summary, plan, request, out, devices)
 
 

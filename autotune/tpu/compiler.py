@@ -119,6 +119,10 @@ def compile_program(generation: Generation, program: Program, dump_folder: Path)
 def failed(error: Exception, seconds: float) -> Compiled:
     """The verdict that an exception of the compiler amounts to."""
     message = str(error)
+    if isinstance(error, MemoryError) or "bad_alloc" in message:
+        # The machine's memory, which is no fault of the program: it may well go better another time.
+        said = f"the compiling process ran out of memory: {first_line(error)}"
+        return Compiled(status="crashed", error=said, seconds=seconds)
     for status, pattern in _OVERFLOWS:
         if match := pattern.search(message):
             needed, needed_unit, limit, limit_unit = match.groups()

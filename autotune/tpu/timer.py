@@ -7,12 +7,12 @@ profiles decide whether this device leaves events in them.
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from autotune.files import scratch
 from autotune.tpu.trace import (
     KERNEL_EVENTS,
     MODULE_EVENTS,
@@ -92,12 +92,12 @@ class Timer:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # only the device's events are looked at, and host events slow it
         options.host_tracer_level = 0
-        with tempfile.TemporaryDirectory(prefix="autotune-profile-") as folder:
+        with scratch("autotune-profile-") as folder:
             with jax.profiler.trace(folder, profiler_options=options):
                 for name in order:
                     began(name)
                     self._wait(calls[name]())
-            times = module_times(_profile_bytes(Path(folder)), self._kernel_name)
+            times = module_times(_profile_bytes(folder), self._kernel_name)
         # One visible chip may keep its number of the host: a profile of one device is of ours.
         mine = times.get(self._device) or (next(iter(times.values())) if len(times) == 1 else {})
         return {name: mine[name] for name in calls if name in mine}

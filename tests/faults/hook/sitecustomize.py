@@ -1,0 +1,125 @@
+"""Faults from inside: with this folder on PYTHONPATH, a process does to itself what FAULTS says.
+
+FAULTS is JSON: {role: {...}}, with the roles sweep (the command itself), worker (a compiling process) and
+owner (the process that holds the device). Of a role:
+
+  places    folders; each operation on a file below one of them is a step
+  steps     a file to write the steps to, one a line
+  messages  true to count what an owner says to its sweep as steps
+  kill_at   the number of the step, from 1, before which the process is killed, by SIGKILL
+  once      a file that is made then: a process that finds it lives on
+  memory    bytes of address space that the process may take, from when it imports jax
+  garbage   bytes to write to both standard streams when it imports jax
+  abort     true to abort after the garbage
+  back      seconds by which the clock goes back when it imports jax
+
+Nothing of the product is changed: sys.addaudithook tells of file operations, and imports say how far it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+FILE_EVENTS = {
+    *("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "os.listdir"),
+    *("shutil.rmtree", "tempfile.mkdtemp", "sqlite3.connect"),
+}
+
+
+def role() -> str:
+    words = sys.orig_argv
+    if "autotune.tpu.session" in words:
+        return "owner"
+    if any("spawn_main" in word for word in words):
+        return "worker"
+    return "sweep" if "sweep" in words else ""
+
+
+def count_steps(what: dict[str, Any]) -> None:
+    log = os.open(what["steps"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    lock = threading.RLock()
+    done = 0
+
+    def step(name: str) -> None:
+        nonlocal done
+        with lock:
+            done += 1
+            os.write(log, f"{name}\n".encode())
+            if done == what.get("kill_at") and first():
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def first() -> bool:
+        try:
+            return "once" not in what or os.open(what["once"], os.O_CREAT | os.O_EXCL) >= 0
+        except FileExistsError:
+            return False
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in FILE_EVENTS and arguments and isinstance(arguments[0], str | bytes | os.PathLike):
+            # No Path: an operation of its own would be seen here too.
+            path = os.path.join(here, os.fsdecode(arguments[0]))  # noqa: PTH118
+            if any(path.startswith(place) for place in what["places"]):
+                step(f"{event} {path}")
+
+    here = os.getcwd()  # noqa: PTH109
+    sys.addaudithook(watch)
+    # What has no event: the moments before and after a file is on disk.
+    os.fsync = around(os.fsync, step)
+    if what.get("messages"):
+        from multiprocessing.connection import Connection
+
+        send = Connection.send
+
+        def said(self: Connection, message: Any) -> None:
+            step(type(message).__name__)
+            send(self, message)
+
+        Connection.send = said  # type: ignore[method-assign]
+
+
+def around(call: Callable[[int], None], step: Callable[[str], None]) -> Callable[[int], None]:
+    def called(descriptor: int) -> None:
+        step("before fsync")
+        call(descriptor)
+        step("after fsync")
+
+    return called
+
+
+def at_jax(what: dict[str, Any]) -> None:
+    """What happens once the process is under way."""
+    begun = False
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal begun
+        if event == "import" and arguments[0] == "jax" and not begun:
+            begun = True
+            if limit := what.get("memory"):
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+            if size := what.get("garbage"):
+                for descriptor in (1, 2):
+                    os.write(descriptor, os.urandom(size))
+                    os.write(descriptor, b"\n\x1b[2Jlast words\x07\n\xff\xfe\n")
+            if what.get("abort"):
+                os.abort()
+            if seconds := what.get("back"):
+                clock = time.time
+                time.time = lambda: clock() - seconds
+
+    sys.addaudithook(watch)
+
+
+if FAULTS := os.environ.get("FAULTS"):
+    WHAT = json.loads(FAULTS).get(role())
+    if WHAT and "steps" in WHAT:
+        count_steps(WHAT)
+    if WHAT and WHAT.keys() & {"memory", "garbage", "abort", "back"}:
+        at_jax(WHAT)
