@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from autotune import folders
+from autotune import files, folders
 from autotune.errors import AutotuneError
 from autotune.folders import Folder
 
@@ -71,6 +71,12 @@ class Claims:
         self.broken: str | None = None
 
     def __enter__(self) -> Self:
+        """Remove what sweeps left that were killed on this machine, wherever it can be told."""
+        if isinstance(self._place, Path) and self._place.is_dir():
+            files.remove_abandoned(self._place, files.HIDDEN)
+            self.taken()
+            with contextlib.suppress(OSError):
+                self._place.rmdir()
         return self
 
     def __exit__(
