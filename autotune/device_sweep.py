@@ -13,7 +13,7 @@ import itertools
 import queue
 import random
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from autotune import results
@@ -25,7 +25,7 @@ from autotune.kernel.inputs import pool_pages
 from autotune.kernel.interpret import cut
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
 from autotune.known import Known
-from autotune.measure import Executables, Job, KeyTiming, Result, Slot
+from autotune.measure import Executables, Job, KeyTiming, Result, Slot, drained
 from autotune.outbox import Outbox
 from autotune.plan import Plan, Request, Trial, workload_of
 from autotune.pool import Pool, StartPool, Task
@@ -41,6 +41,7 @@ from autotune.workers import CompilePool
 
 # Jobs, beyond those that a chip is timing, whose executables are compiled already.
 JOBS_AHEAD = 2
+IDLE_SECONDS = 1.0
 
 
 class Progress(SweepProgress, Protocol):
@@ -195,7 +196,7 @@ class DeviceSweep:
         """The next events; none if it is time to look what other sweeps did."""
         waiting = self._sharing.elsewhere or self._elsewhere
         try:
-            return [self._events.get(timeout=POLL_SECONDS if waiting else None), *_drained(self._events)]
+            return [self._events.get(timeout=POLL_SECONDS if waiting else None), *drained(self._events)]
         except queue.Empty:
             return []
 
@@ -325,7 +326,14 @@ class DeviceSweep:
     def _work(self, slot: Slot) -> None:
         """A chip's thread: one job after the other."""
         try:
-            while (given := self._jobs.get()) is not None:
+            while True:
+                try:
+                    given = self._jobs.get(timeout=IDLE_SECONDS)
+                except queue.Empty:
+                    slot.idle()
+                    continue
+                if given is None:
+                    return
                 job, store = given
                 rng = random.Random(f"{self._request.seed} {job.key}")
                 for result in KeyTiming(job, slot, store, self._timing.rule, rng).run():
@@ -352,20 +360,13 @@ class DeviceSweep:
             samples_us=[seconds * 1e6 for seconds in result.seconds] or None,
             timer=result.timer,
             chip=result.chip,
+            **({"host": result.host} if result.host else {}),
             needed_bytes=result.needed_bytes,
             limit_bytes=result.limit_bytes,
             compile_seconds=result.compile_seconds,
             error=result.error,
             **self._known.program(job.key, result.blocks),
         )
-
-
-def _drained(events: queue.SimpleQueue[NamedTuple]) -> Iterator[NamedTuple]:
-    while True:
-        try:
-            yield events.get_nowait()
-        except queue.Empty:
-            return
 
 
 def run(

@@ -27,6 +27,27 @@ class Timing:
         return self.source == results.INTERPRETED
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the user asks of the timings. top of None: the shortlist's default; timeouts in seconds."""
+
+    rule: StoppingRule
+    top: int | None
+    exhaustive: bool
+    run_timeout: float
+    compile_timeout: float
+
+    def timing(self, device_kind: str | None) -> Timing:
+        """device_kind: None for the interpreter in the TPU's place."""
+        return Timing(
+            source=results.MEASURED if device_kind else results.INTERPRETED,
+            device_kind=device_kind or "cpu",
+            rule=self.rule,
+            top=self.top,
+            exhaustive=self.exhaustive,
+        )
+
+
 class Devices(NamedTuple):
     """What times, and how: a slot a chip."""
 
@@ -34,22 +55,14 @@ class Devices(NamedTuple):
     slots: tuple[Slot, ...]
 
 
-def of_this_host(
-    found: Attached | None,
-    rule: StoppingRule,
-    top: int | None,
-    exhaustive: bool,
-    run_timeout: float,
-    compile_timeout: float,
-) -> Devices:
+def of_this_host(found: Attached | None, limits: Limits) -> Devices:
     """The attached TPU's chips, each with an owner of its own when it is needed; the CPU for None."""
 
     def slot(platform: str, chip: int, num_chips: int) -> Slot:
-        return Slot(chip, lambda: Owner(platform, chip, num_chips, run_timeout, compile_timeout))
+        timeouts = limits.run_timeout, limits.compile_timeout
+        return Slot(chip, lambda: Owner(platform, chip, num_chips, *timeouts))
 
-    source = results.MEASURED if found else results.INTERPRETED
-    kind = found.device_kind if found else "cpu"
-    timing = Timing(source=source, device_kind=kind, rule=rule, top=top, exhaustive=exhaustive)
     if not found:
-        return Devices(timing, (slot("cpu", 0, 1),))
-    return Devices(timing, tuple(slot("tpu", chip, found.num_chips) for chip in found.usable))
+        return Devices(limits.timing(None), (slot("cpu", 0, 1),))
+    slots = tuple(slot("tpu", chip, found.num_chips) for chip in found.usable)
+    return Devices(limits.timing(found.device_kind), slots)

@@ -14,7 +14,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from autotune.errors import MachineError
 from autotune.kernel.problem import BlockSizes, Problem, Settings, TableKey
@@ -23,6 +23,8 @@ from autotune.owner import Device, DeviceDied, PrepareFailed
 from autotune.shortlist import Shortlist, geometric_mean
 from autotune.tpu.executable import Executable
 from autotune.tpu.statistics import Median, StoppingRule, interleaved, median
+
+T = TypeVar("T")
 
 START_ATTEMPTS = 3
 RUN_ATTEMPTS = 2
@@ -70,6 +72,7 @@ class Result:
     workload: Workload
     status: str
     chip: int
+    host: str | None = None
     error: str | None = None
     seconds: tuple[float, ...] = ()
     found: Median | None = None
@@ -78,6 +81,15 @@ class Result:
     needed_bytes: int | None = None
     limit_bytes: int | None = None
     compile_seconds: float | None = None
+
+
+def drained(events: queue.SimpleQueue[T]) -> Iterator[T]:
+    """What is in a queue already."""
+    while True:
+        try:
+            yield events.get_nowait()
+        except queue.Empty:
+            return
 
 
 class Executables:
@@ -103,19 +115,17 @@ class Executables:
 
     def take(self, *, wait: bool) -> list[tuple[BlockSizes, Executable]]:
         """Those that have come since the last call; with `wait`, at least one."""
-        taken = [self._ready.get()] if wait else []
-        while True:
-            try:
-                taken.append(self._ready.get_nowait())
-            except queue.Empty:
-                return taken
+        return [*([self._ready.get()] if wait else []), *drained(self._ready)]
 
 
 class Slot:
     """The place of one chip: a device, started when it is needed, and anew when it has died.
 
-    chip: its number on this host. start: gives a device that holds the chip, or raises DeviceDied.
+    chip: its number on its host. host: the host's name; None for this one. start: gives a device that holds
+    the chip, or raises DeviceDied.
     """
+
+    host: str | None = None
 
     def __init__(self, chip: int, start: Callable[[], Device]) -> None:
         self.chip = chip
@@ -149,6 +159,9 @@ class Slot:
     def drop(self) -> None:
         """Forget a device that has died."""
         self._device = None
+
+    def idle(self) -> None:
+        """There is nothing to time at the moment; a chip that others wait for is given back."""
 
     def close(self) -> None:
         """Free the chip, for good."""
@@ -187,6 +200,7 @@ class KeyTiming:
         self._medians: dict[BlockSizes, dict[str, Median]] = {b: dict(m) for b, m in job.timed.items()}
         self._tried = {*job.failed, *(blocks for blocks in job.timed if not job.untimed(blocks))}
         self._prepared = False
+        self._place: tuple[str | None, int] | None = None
         self._deaths = 0  # with no candidate to blame
 
     def run(self) -> Iterator[Result]:
@@ -212,6 +226,11 @@ class KeyTiming:
     def _prepare(self) -> None:
         if not self._prepared:
             job, device = self._job, self._slot.device()
+            if (place := (self._slot.host, self._slot.chip)) != self._place:
+                for entry in self._active.values():  # of another chip: the two are never mixed
+                    entry.samples.clear()
+                    entry.spent.clear()
+                self._place = place
             device.prepare(job.problem, job.workloads, job.settings, job.seed, job.target)
             self._prepared = True
 
@@ -310,8 +329,8 @@ class KeyTiming:
         )
 
     def _result(self, blocks: BlockSizes, workload: int, status: str, **values: Any) -> Result:
-        batch = self._job.workloads[workload]
-        return Result(blocks=blocks, workload=batch, status=status, chip=self._slot.chip, **values)
+        batch, slot = self._job.workloads[workload], self._slot
+        return Result(blocks=blocks, workload=batch, status=status, chip=slot.chip, host=slot.host, **values)
 
     def _give_up(self, blocks: BlockSizes, entry: _Entry, status: str, error: str | None) -> Iterator[Result]:
         verdict = entry.executable.verdict

@@ -200,12 +200,12 @@ class RayPool(Pool):
                 try:
                     host, tools = ray.get(place)
                 except ray.exceptions.RayError as error:
-                    said = _reason(error)
+                    said = reason(error)
                     self._leaving.wait(2.0**attempt)
                     break
                 if tools != self._tools:
                     # The actor stays, so that Ray places no other one there.
-                    raise _Refused(f"{host} {_difference(tools, self._tools)}")
+                    raise _Refused(f"{host} {difference(tools, self._tools)}")
                 self._placed.add(slot)
                 return actor
             else:
@@ -252,7 +252,7 @@ class RayPool(Pool):
         elif isinstance(error, MachineError):
             item.then(item.failed(self._break(error)))
         else:
-            said = f"the Ray node that compiled it was lost, {NODE_ATTEMPTS} times: {_reason(error)}"
+            said = f"the Ray node that compiled it was lost, {NODE_ATTEMPTS} times: {reason(error)}"
             item.then(item.failed(Compiled(status="crashed", error=said)))
 
     def _drop(self, slot: int) -> None:
@@ -314,14 +314,14 @@ def _nobodys(error: MachineError) -> Compiled:
     return Compiled(status="crashed", error=first_line(error))
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
     """What Ray says, in a line: it tells most at the end, where it has a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     return (raised or lines or [type(error).__name__])[-1 if raised else 0][:300]
 
 
-def _difference(theirs: Tools, ours: Tools) -> str:
+def difference(theirs: Tools, ours: Tools) -> str:
     differ = [
         (field.name, getattr(theirs, field.name), getattr(ours, field.name))
         for field in dataclasses.fields(Tools)

@@ -23,6 +23,8 @@ from autotune.pool import Task
 from autotune.tpu.compiler import environment
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
+# Before any test imports Ray: it reports nothing, and only who has the token may run anything.
+os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 # Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the
 # commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,9 +143,6 @@ class RayNodes(NamedTuple):
 @contextlib.contextmanager
 def ray_nodes() -> Iterator[RayNodes]:
     """A cluster of two nodes of one CPU each; the head is one of them."""
-    # Nothing is reported, and only who has the token may run anything.
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     pytest.importorskip("ray", reason="Ray has no wheel for this Python, or the extra is not installed")
     from ray.cluster_utils import Cluster
 

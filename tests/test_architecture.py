@@ -43,6 +43,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.measure", "autotune.ray_pool"),
     ("autotune.devices",),
+    ("autotune.ray_devices",),
+    ("autotune.executors",),
     ("autotune.incumbents",),
     (
         "autotune.scoreboard",

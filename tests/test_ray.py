@@ -31,7 +31,6 @@ from tests.conftest import (
 )
 from tests.test_sweep import SWEEP, wait_for_rows
 
-# Asked without an import: Ray reads its environment at that, and the cluster's is set later.
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 Run = Callable[..., subprocess.CompletedProcess[str]]
 QUICK = Task("v6e", program(8, 32, page_size=16))
@@ -205,6 +204,7 @@ def gone(find: Callable[[], set[int]], seconds: float = 30) -> bool:
     return not find()
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_at_once_and_nothing_runs_on(ray_cluster: RayNodes, tmp_path: Path) -> None:
     sweep = start(ray_cluster, tmp_path)
     wait_for_rows(tmp_path / "r", 2)

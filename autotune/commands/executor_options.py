@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from autotune.commands.options import cores
+from autotune.commands.options import TARGETS, cores
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
-    from autotune.pool import StartPool
+    from autotune.executors import Executor
 
 _executor = click.option(
     "--executor",
@@ -29,20 +29,19 @@ _ray_address = click.option(
     help="Which Ray cluster: the one that this machine is a node of, one that is started here and ends with "
     "the sweep, or that of a head. [default: auto]",
 )
-
-
-class Executor(NamedTuple):
-    """start_pool: makes what compiles. jobs: how many compile at once, unless the user says otherwise."""
-
-    start_pool: StartPool
-    jobs: int
+_ray_tpu = click.option(
+    "--ray-tpu",
+    type=click.Choice(TARGETS),
+    help="Without --target, on a Ray cluster with several TPU generations: the one to time on.",
+)
 
 
 class ExecutorOptions(NamedTuple):
-    """What was typed of --executor and --ray-address."""
+    """What was typed of --executor, --ray-address and --ray-tpu."""
 
     executor: str
     ray_address: str | None
+    ray_tpu: str | None
 
     @property
     def ray(self) -> bool:
@@ -54,26 +53,17 @@ class ExecutorOptions(NamedTuple):
             from autotune import cluster
 
             cluster.require_ray()
-        elif self.ray_address is not None:
-            raise UsageError(f"--ray-address {self.ray_address} goes with --executor ray")
+        for name, value in (("--ray-address", self.ray_address), ("--ray-tpu", self.ray_tpu)):
+            if value is not None and not self.ray:
+                raise UsageError(f"{name} {value} goes with --executor ray")
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[Executor]:
-        """The executor, left again at the end; the errors of cluster.connected."""
+    def opened(self) -> contextlib.AbstractContextManager[Executor]:
+        """The executor, left again at the end; the errors of executors.on_ray."""
+        from autotune import executors
+
         if not self.ray:
-            from autotune.workers import CompilePool
-
-            yield Executor(CompilePool, cores())
-            return
-        from autotune import cluster
-        from autotune.errors import MachineError
-        from autotune.ray_pool import RayPool
-
-        with cluster.connected(self.ray_address or "auto") as address:
-            cpus = cluster.cpus()
-            if not cpus:
-                raise MachineError(f"the Ray cluster at {address} has no CPUs: add a node that has")
-            yield Executor(functools.partial(RayPool, say=_say), cpus)
+            return contextlib.nullcontext(executors.Local(cores()))
+        return executors.on_ray(self.ray_address or "auto", _say, self.ray_tpu)
 
 
 def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,10 +71,10 @@ def executor_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def call(**values: Any) -> Any:
-        chosen = ExecutorOptions(values.pop("executor"), values.pop("ray_address"))
+        chosen = ExecutorOptions(*(values.pop(name) for name in ExecutorOptions._fields))
         return command(executor=chosen, **values)
 
-    return _executor(_ray_address(call))
+    return _executor(_ray_address(_ray_tpu(call)))
 
 
 def _say(text: str) -> None:

@@ -18,6 +18,8 @@ from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DTYPE_BITS, Problem
 
+TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
+
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 MAX_SIZE = 1 << 40
 MAX_PARTS = 10000

@@ -14,7 +14,16 @@ import click
 from autotune.commands.completing import WORKLOADS, names_or_files
 from autotune.commands.executor_options import ExecutorOptions, executor_options
 from autotune.commands.key_options import KeyOptions, key_options
-from autotune.commands.options import NamedFolder, Numbers, Part, Percent, Seconds, Size, command_name
+from autotune.commands.options import (
+    TARGETS,
+    NamedFolder,
+    Numbers,
+    Part,
+    Percent,
+    Seconds,
+    Size,
+    command_name,
+)
 from autotune.errors import EXIT_INTERRUPTED, UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
@@ -27,8 +36,6 @@ if TYPE_CHECKING:
     from autotune.shard import Shard
     from autotune.store import Store
     from autotune.sweep import Summary
-
-TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 
 @click.command(
@@ -176,12 +183,13 @@ def command(
     With --target, libtpu's own compiler says what fits and a cost model over its schedule predicts the
     latency. These rows say `modelled`; nothing was timed.
 
-    Without --target, the candidates that are predicted to be the fastest are timed on the attached TPU, and
-    their outputs compared with the reference. These rows say `measured`.
+    Without --target, the candidates that are predicted to be the fastest are timed on the attached TPU, or
+    on those of the Ray cluster, and their outputs compared with the reference. These rows say `measured`.
     """
     from autotune.tpu import attached
 
-    if target is None and not interpret and not attached.pci_chips():
+    measured = target is None and not interpret
+    if measured and not executor.ray and not attached.pci_chips():
         raise attached.no_tpu()
     selection = chosen.select(max_num_seqs)
     if out is None and not dry_run:
@@ -212,10 +220,11 @@ def command(
 
     keys = selection.keys(target or ("v6e" if interpret else None))
     # The TPU is asked for last: it takes seconds to start.
-    found = attached.attached() if target is None and not interpret else None
+    place = click.get_current_context().with_resource(executor.opened())
+    generation = place.tpu() if measured else chips.by_name(target or "v6e")
     named = workloads or tuple(workload.GENERATORS)
     request = Request(
-        generation=found.generation if found else chips.by_name(target or "v6e"),
+        generation=generation,
         keys=tuple(keys),
         kv_pages=kv_pages,
         queries=queries,
@@ -230,25 +239,30 @@ def command(
     )
     store = Store(default_path()) if cache else None
     part = Shard(*shard) if shard else None
-    if part and (found or interpret):
+    if part and (measured or interpret):
         request = dataclasses.replace(request, keys=keys_of_shard(request, part))
-    plan = sweep.load(out or Path(os.devnull), request, store, None if found or interpret else part)
+    plan = sweep.load(out or Path(os.devnull), request, store, None if measured or interpret else part)
     search = sweep.search_for(request, plan)
-    start_pool, cores = click.get_current_context().with_resource(executor.opened())
-    cores = jobs or cores
+    cores = jobs or place.jobs
     _announce(request, plan, search, cores, part)
     if dry_run:
         return
     assert out is not None
     devices = None
-    if found or interpret:
-        from autotune.devices import of_this_host
+    if measured or interpret:
+        from autotune.devices import Limits
         from autotune.tpu.statistics import StoppingRule
 
-        rule = StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0))
-        devices = of_this_host(found, rule, measure_top, exhaustive, run_timeout, compile_timeout)
+        limits = Limits(
+            rule=StoppingRule(precision, max_seconds or (0.5 if interpret else 5.0)),
+            top=measure_top,
+            exhaustive=exhaustive,
+            run_timeout=run_timeout,
+            compile_timeout=compile_timeout,
+        )
+        devices = place.devices(generation, measured, limits)
     summary = _run(
-        request, plan, search, store, out, cores, compile_timeout, devices, verbose, start_pool, part
+        request, plan, search, store, out, cores, compile_timeout, devices, verbose, place.start_pool, part
     )
     if store and store.broken:
         say(f"compile results are not kept for other sweeps: {store.path} cannot be used ({store.broken})")
