@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # How often the folder is looked at while there is nothing to do but wait for others; every sweep a little
 # differently, so that they do not keep meeting.
 POLL_SECONDS = 2.0
+LOOK_SECONDS = 1.0
 
 
 class Learned(NamedTuple):
@@ -65,7 +66,8 @@ class Sharing:
         self._verdicts: dict[Program, Compiled] = {}
         self._recorded: set[tuple[Any, ...]] = set()
         self._names: dict[Program, str] = {}
-        self._rest_until = 0.0
+        self._refused: dict[TableKey, float] = {}
+        self._rest_until = self._next_look = 0.0
         self.elsewhere: set[Program] = set()
 
     def wrote(self, names: Iterable[str]) -> None:
@@ -93,8 +95,12 @@ class Sharing:
             self._claims.release(self._name(program))
 
     def news(self) -> Iterator[Learned]:
-        """What others learned since the last call, of programs that the search still has waiting."""
-        self._look()
+        """What others learned since the last call, of programs that the search still has waiting.
+
+        The folder is looked at once a second at most, as this is asked after every event.
+        """
+        if time.monotonic() >= self._next_look:
+            self._look()
         for program, verdict in list(self._verdicts.items()):
             # An earlier one may have implied it.
             if program in self._search.waiting and program not in self._mine:
@@ -109,8 +115,17 @@ class Sharing:
         time.sleep(POLL_SECONDS * random.uniform(0.5, 1.0))
 
     def claim_key(self, key: TableKey, source: str) -> bool:
-        """Claim the timing of a key; after that, `news` has whatever others timed of it."""
-        return self._claims.take(self._name_of_key(key, source))
+        """Claim the timing of a key, whose rows by others are then taken in; False if another times it.
+
+        After a refusal the same is the answer for a while, as this too is asked after every event.
+        """
+        if time.monotonic() < self._refused.get(key, 0.0):
+            return False
+        if not self._claims.take(self._name_of_key(key, source)):
+            self._refused[key] = time.monotonic() + POLL_SECONDS
+            return False
+        self._look()
+        return True
 
     def key_done(self, key: TableKey, source: str) -> None:
         """A key is timed, and its rows are published."""
@@ -129,8 +144,10 @@ class Sharing:
 
     def _look(self) -> None:
         """Take in the rows of files that appeared."""
-        if time.monotonic() < self._rest_until:
+        now = time.monotonic()
+        if now < self._rest_until:
             return
+        self._next_look = now + LOOK_SECONDS
         try:
             new = [name for name in results.names(self._folder) if name not in self._read]
             if new:
