@@ -7,7 +7,7 @@ DEMO   ?= results/demo
 TABLES ?= results/tables
 GENERATIONS := v4 v5e v5p v6e v7x
 
-.PHONY: demo test reliability test-slow lint browser screenshots docs tables clean
+.PHONY: demo test reliability test-slow fuzz lint browser screenshots docs tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml autotune/__init__.py
@@ -32,6 +32,11 @@ reliability: $(VENV)/installed-test  ## the tables of docs/reliability.md, from 
 
 test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes
 	$(BIN)/python -m pytest -m slow
+
+FUZZ_INPUTS ?= 100000
+
+fuzz: $(VENV)/installed-test  ## hostile input for all that reads others' files: an hour; what it finds goes to build/fuzz
+	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --jobs $$(nproc)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -46,6 +46,7 @@ _LIMITS = {
 }
 _NOISE = 0.02
 MAX_FILE_BYTES = 1 << 20
+MAX_ORIGIN_CHARS = 1000
 
 
 class Sample(NamedTuple):
@@ -226,8 +227,11 @@ def current(generation: Generation) -> Calibration:
                 constants = {name: float(entry[name]) for name in CONSTANTS}
                 if not all(low <= constants[name] <= high for name, (low, high) in _LIMITS.items()):
                     raise ValueError
-                return Calibration(**constants, origin=str(entry["origin"]))
-            except (KeyError, TypeError, ValueError):
+                origin = str(entry["origin"])
+                if not origin.isprintable() or len(origin) > MAX_ORIGIN_CHARS:
+                    raise ValueError
+                return Calibration(**constants, origin=origin)
+            except (KeyError, TypeError, ValueError, OverflowError):
                 raise UsageError(
                     f"{str(path())!r} has no calibration of {device_kind!r} that can be used: make it anew "
                     "with `autotune calibrate`, or remove the file"

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.check import KINDS, Finding, Report
+from autotune.terminal import printable
 
 WIDTH = 80
 EXAMPLES = 5  # findings that text and markdown show of a kind and device, unless all are wanted
@@ -63,7 +64,7 @@ def _text(report: Report, show_all: bool) -> str:
             shown = some if show_all else some[:EXAMPLES]
             rows = len(report.table.devices[device])
             if some[0].key is not None:
-                lines.append(f"  {device}: {len(some)} of {rows}")
+                lines.append(f"  {printable(device)}: {len(some)} of {rows}")
             for finding in shown:
                 where = f"line {finding.line}: " if finding.line else ""
                 lines += _wrapped(where + finding.message, "    ")

@@ -185,7 +185,7 @@ class Claims:
             if said["machine"] != _machine() or _machine() is None:
                 return None
             return _Process(int(said["pid"]), str(said["started"]))
-        except (OSError, AutotuneError, ValueError, KeyError, TypeError, RecursionError):
+        except (OSError, AutotuneError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return None
 
     def _bury(self, dead: set[str], things: dict[str, set[str]]) -> None:

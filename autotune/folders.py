@@ -86,7 +86,10 @@ def parse(text: str) -> Folder:
     """
     if "://" not in text:
         return Path(text)
-    parts = urllib.parse.urlsplit(text)
+    try:
+        parts = urllib.parse.urlsplit(text)
+    except ValueError as error:  # such as brackets around no address
+        raise UsageError(f"{text!r} is no results folder: {error}") from None
     kind = SCHEMES.get(parts.scheme)
     if kind is None:
         raise UsageError(f"{text!r} is no results folder: use a path, s3://BUCKET/DIR or gs://BUCKET/DIR")

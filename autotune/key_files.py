@@ -140,5 +140,8 @@ def _origin(row: Mapping[str, Any]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**20:  # Python refuses to print the longest
         return "a huge number"
-    text = "nothing" if value is None else ascii(value)
+    try:
+        text = "nothing" if value is None else ascii(value)
+    except RecursionError:
+        text = "something deeply nested"
     return text if len(text) <= 40 else text[:37] + "..."

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.models import Attention, Model, window_note
+from autotune.terminal import printable
 
 MAX_BYTES = 1 << 20
 # Where models with several parts keep the part that generates text.
@@ -254,12 +255,14 @@ def _attentions(fields: _Fields, usual: Attention) -> tuple[tuple[Attention, ...
         )
     cap = fields.get("attn_logit_softcapping")
     if isinstance(cap, (int, float)) and not isinstance(cap, bool):
-        notes.append(f"its attention has a soft cap; a key does not hold that: sweep with --soft-cap {cap:g}")
+        notes.append(
+            f"its attention has a soft cap; a key does not hold that: sweep with --soft-cap {_shown(cap)}"
+        )
     if fields.model_type == "gpt_oss":
         notes.append("its attention has sinks, which JAX's kernel does not know; swept without")
     others = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})
     if others:
-        notes.append(f"layers of other kinds ({', '.join(others)[:80]}) use no such kernel")
+        notes.append(f"layers of other kinds ({printable(', '.join(others)[:80])}) use no such kernel")
     return attentions, notes
 
 
@@ -284,5 +287,8 @@ def _kind(value: object) -> str:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    try:
+        text = json.dumps(value) if not isinstance(value, int) or abs(value) < 10**20 else "a huge number"
+    except RecursionError:  # it could be read at the depth of the reader, and no deeper
+        text = "something deeply nested"
     return text if len(text) <= 40 else text[:37] + "..."

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune import files, folders
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
 from autotune.rowcheck import flaw
 from autotune.rowcodes import codes
+from autotune.terminal import printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -214,6 +215,8 @@ _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
 ALWAYS = ("schema_version", "status", "time", "workload")
+# A few bytes of parquet may stand for any number of rows: past these a file is not read.
+MAX_FILE_ROWS, MAX_FILE_BYTES = 20_000_000, 8 << 30
 # A reader lists the folder again where a file is gone: it was compacted into another.
 _ATTEMPTS = 5
 
@@ -258,7 +261,8 @@ def parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
     content = io.BytesIO()
-    pq.write_table(table, content, compression="zstd")
+    # Without checksums, one flipped bit in eleven gives other rows, and no error.
+    pq.write_table(table, content, compression="zstd", write_page_checksum=True)
     return content.getvalue()
 
 
@@ -312,12 +316,19 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
         with path.open("rb") as handle:
             file = pq.ParquetFile(handle)
             held = file.schema_arrow.names
+            if file.metadata.num_rows > MAX_FILE_ROWS or _unpacked(file.metadata) > MAX_FILE_BYTES:
+                raise UsageError(
+                    f"{str(path)!r} holds {file.metadata.num_rows} rows, {_unpacked(file.metadata)} bytes "
+                    "unpacked, more than any sweep's: move it out of the folder"
+                )
             present = [name for name in wanted.names if name in held]
             if "schema_version" not in held or len(set(held)) < len(held):
                 raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
             # The same few words in every row are held once.
             text = [name for name in _TEXT if name in present]
-            file = pq.ParquetFile(handle, metadata=file.metadata, read_dictionary=text)
+            file = pq.ParquetFile(
+                handle, metadata=file.metadata, read_dictionary=text, page_checksum_verification=True
+            )
             table = file.read(columns=present)
         for name in wanted.names:
             if name not in present:
@@ -325,16 +336,22 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
                     wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
                 )
         table = table.select(wanted.names).cast(_encoded(wanted))
+        table.validate(full=True)  # such as text that is not UTF-8, which is met only when it is shown
         if wrong := flaw(table, SCHEMA_VERSION):
             raise UsageError(f"{str(path)!r} holds {wrong}: move it out of the folder")
         return table
-    except FileNotFoundError:
+    except (FileNotFoundError, AutotuneError):
         raise
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    except Exception as error:  # pyarrow has no class over all that it raises of a file that is not sound
+        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         raise UsageError(
-            f"{str(path)!r} cannot be read as parquet rows ({reason}): move it out of the folder"
+            f"{str(path)!r} cannot be read as parquet rows ({printable(said)}): move it out of the folder"
         ) from None
+
+
+def _unpacked(metadata: Any) -> int:
+    """Bytes that a file's columns say to take without compression."""
+    return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
 def read(

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
+from autotune.terminal import printable
 from autotune.tpu.chips import GENERATIONS
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
 }
 _CYCLES = (0, 2**40)
 _DEPTHS = 4
+_SAMPLES = (-1e15, 1e15)
+# Microseconds since 1970: 2000 to 2200, which every calendar on the way can hold.
+_TIMES = (946_684_800_000_000, 7_258_118_400_000_000)
 
 
 def flaw(table: pa.Table, schema_version: int) -> str | None:
@@ -67,6 +71,12 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
                 return f"a row without {name}"
             if (bad := _beyond(column, least, most)) is not None:
                 return f"a row with {name}={bad}"
+        if name == "time" and _beyond(pc.cast(column, "int64"), *_TIMES) is not None:
+            return "a row of a time before 2000 or after 2200"
+        if name == "samples_us":
+            flat = pc.list_flatten(column)
+            if flat.null_count or _beyond(flat, *_SAMPLES) is not None:
+                return "a row whose samples_us are not numbers"
         if name == "soft_cap" and pc.any(pc.equal(column, 0.0)).as_py():
             return "a row with soft_cap=0"
         if name == "cycles":
@@ -91,4 +101,4 @@ def _beyond(column: Any, least: float, most: float) -> Any:
 
 
 def _short(value: object) -> str:
-    return "".join(c if c.isprintable() else "?" for c in str(value))[:40]
+    return printable(str(value))[:40]

@@ -11,6 +11,7 @@ from autotune.folders import Folder
 from autotune.incumbents import Incumbent, incumbent, incumbents_of
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
+from autotune.terminal import printable
 from autotune.tpu.chips import GENERATIONS, MIB
 from autotune.unfinished import Begun
 
@@ -91,11 +92,11 @@ def _why(row: dict[str, Any]) -> str:
     pair = f"{row['num_kv_pages_per_blk']},{row['num_queries_per_blk']}"
     if row["needed_bytes"] is not None and row["limit_bytes"] is not None:
         needed, limit = row["needed_bytes"] / MIB, row["limit_bytes"] / MIB
-        return f"{pair} is {row['status']}: needs {needed:.2f} MiB, limit {limit:.2f} MiB"
-    said = "".join(c if c.isprintable() else "?" for c in row["error"] or "")  # no escapes to a terminal
+        return f"{pair} is {printable(row['status'])}: needs {needed:.2f} MiB, limit {limit:.2f} MiB"
+    said = printable(row["error"] or "")
     if row["status"] == "ok":
         said = "not on every workload, as yet"
-    return f"{pair} is {row['status']}" + (f": {said}" if said else "")
+    return f"{pair} is {printable(row['status'])}" + (f": {said}" if said else "")
 
 
 def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:

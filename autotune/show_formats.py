@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune import results
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.show import Line, Overview
-from autotune.terminal import WIDTH, folded
+from autotune.terminal import WIDTH, folded, printable
 from autotune.tpu.chips import MIB
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _notes(seen: Overview) -> Iterator[str]:
     else:
         yield "no candidate is ok so far: nothing can win yet"
     for source, by_status in seen.statuses.items():
-        counts = ", ".join(f"{count} {status}" for status, count in by_status.items())
+        counts = ", ".join(f"{count} {printable(status)}" for status, count in by_status.items())
         if source == results.INTERPRETED:
             yield f"a test of the path, interpreted on a CPU, of no say in the winners: {counts}"
         else:

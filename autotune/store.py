@@ -21,6 +21,7 @@ from autotune.files import user_folder
 from autotune.kernel import rpa
 from autotune.kernel.problem import Program
 from autotune.results import Tools
+from autotune.terminal import printable
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
 
@@ -31,6 +32,8 @@ VERSION = 1
 # A compile that took too long or crashed may go well next time; these are the compiler's last word.
 LASTING = frozenset({"ok", "vmem_oom", "smem_oom", "compile_error", "invalid"})
 BUSY_SECONDS = 10.0
+_DEPTHS = 4  # loop depths of the kernel
+_MOST, _MOST_SECONDS = 2**40, 1e9
 
 
 def default_path() -> Path:
@@ -69,8 +72,8 @@ class Store:
                     "seconds REAL, verdict TEXT, time REAL)"
                 )
                 return work(connection)
-        except (OSError, sqlite3.Error) as error:
-            self.broken = str(error)
+        except (OSError, sqlite3.Error, ValueError) as error:  # a damaged schema's text is a ValueError
+            self.broken = printable(str(error))
             return otherwise
 
     def get(self, target: str, tools: Tools, programs: Iterable[Program]) -> dict[Program, Compiled]:
@@ -136,10 +139,34 @@ def _decoded(text: str) -> Compiled | None:
     """A verdict as `put` wrote it; None for anything else, so that a damaged line is a compile, no more."""
     try:
         fields = json.loads(text)
-        if schedule := fields["schedule"]:
-            cycles = tuple(int(count) for count in schedule["cycles"])
-            fields["schedule"] = Schedule(cycles, int(schedule["vmem_bytes"]), int(schedule["smem_bytes"]))
+        if fields["schedule"] is not None:
+            schedule = fields["schedule"]
+            fields["schedule"] = Schedule(
+                tuple(schedule["cycles"]), schedule["vmem_bytes"], schedule["smem_bytes"]
+            )
         verdict = Compiled(**fields)
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
-    return verdict if verdict.status in LASTING else None
+    return verdict if _sound(verdict) else None
+
+
+def _sound(verdict: Compiled) -> bool:
+    """Whether every part of a verdict is of its kind, and small enough for a row."""
+    schedule = verdict.schedule
+    counts = [verdict.needed_bytes, verdict.limit_bytes]
+    if schedule is not None:
+        if len(schedule.cycles) != _DEPTHS or not all(map(_is_count, schedule.cycles)):
+            return False
+        counts += [schedule.vmem_bytes, schedule.smem_bytes]
+    return (
+        verdict.status in LASTING
+        and (schedule is not None or verdict.status != "ok")
+        and all(count is None or _is_count(count) for count in counts)
+        and (verdict.error is None or isinstance(verdict.error, str))
+        and isinstance(verdict.seconds, int | float)
+        and 0 <= verdict.seconds < _MOST_SECONDS
+    )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST

@@ -74,6 +74,7 @@ def _read(path: Path) -> Begun | None:
         note = json.loads(path.read_bytes())
         time = datetime.datetime.fromisoformat(note["time"]).isoformat(" ", "minutes")
         keys = tuple(TableKey(str(key[0]), str(key[1]), *map(int, key[2:])) for key in note["keys"])
-    except (OSError, ValueError, TypeError, KeyError, IndexError, RecursionError):
+        target = str(note["target"])
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
-    return Begun(note["target"], time, keys) if note["target"] in GENERATIONS else None
+    return Begun(target, time, keys) if target in GENERATIONS else None

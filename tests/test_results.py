@@ -185,3 +185,20 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(pa.ArrowException):
         results.append(tmp_path, [make_row(latency_us="much")])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
+    rows = [make_row(pages, latency_us=float(pages), cycles=[1, 2, 3, pages]) for pages in (4, 8, 16)]
+    content = results.parquet(pa.Table.from_pylist(rows, schema=results.schema()))
+    path = tmp_path / "rows.parquet"
+    path.write_bytes(content)
+    expected = results.read(tmp_path)
+    footer = int.from_bytes(content[-8:-4], "little") + 8
+    refused = 0
+    for at in range(4, len(content) - footer, 37):  # after the mark at the start, through all pages
+        path.write_bytes(content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :])
+        try:
+            assert results.read(tmp_path).equals(expected), f"bit {at % 8} of byte {at}"
+        except UsageError:
+            refused += 1
+    assert refused > 50

@@ -23,6 +23,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 MAX_SIZE = 1 << 40
 MAX_PARTS = 10000
+_SHOWN = 200  # characters of what was typed that a message repeats
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -159,6 +160,16 @@ class Percent(click.ParamType[float]):
         return float(match[1]) / 100
 
 
+def _shown(text: str) -> str:
+    """What was typed, as a message repeats it: quoted, and cut short."""
+    return repr(text) if len(text) <= _SHOWN else repr(text[:_SHOWN]) + "..."
+
+
+def _plain(text: str) -> str:
+    """The same without the quotation marks."""
+    return _shown(text).replace("'", "")
+
+
 SHAPE_FIELDS = (
     "q_heads",
     "kv_heads",
@@ -182,21 +193,21 @@ def parse_shape(text: str, max_num_seqs: int) -> Problem:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in SHAPE_FIELDS:
-            raise UsageError(f"--shape: {part!r} is not one of {', '.join(SHAPE_FIELDS)} as name=value")
+            raise UsageError(f"--shape: {_shown(part)} is not one of {', '.join(SHAPE_FIELDS)} as name=value")
         if name in fields:
-            raise UsageError(f"--shape: {name} is given twice, in {text!r}")
+            raise UsageError(f"--shape: {name} is given twice, in {_shown(text)}")
         fields[name] = value
     dtypes = {name: fields.pop(name, "bfloat16") for name in ("q_dtype", "kv_dtype")}
     for name, dtype in dtypes.items():
         if dtype not in DTYPE_BITS:
-            raise UsageError(f"--shape: {name}={dtype} is unknown: use {', '.join(DTYPE_BITS)}")
+            raise UsageError(f"--shape: {name}={_plain(dtype)} is unknown: use {', '.join(DTYPE_BITS)}")
     missing = [name for name in SHAPE_FIELDS[:6] if name not in fields]
     if missing:
-        raise UsageError(f"--shape: {', '.join(missing)} missing in {text!r}; an example: {_EXAMPLE}")
+        raise UsageError(f"--shape: {', '.join(missing)} missing in {_shown(text)}; an example: {_EXAMPLE}")
     numbers = {}
     for name, value in fields.items():
         if not _is_count(value):
-            raise UsageError(f"--shape: {name}={value} must be a positive whole number")
+            raise UsageError(f"--shape: {name}={_plain(value)} must be a positive whole number")
         numbers[name] = int(value)
     try:
         return Problem(

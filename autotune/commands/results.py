@@ -43,6 +43,7 @@ def list_command(folder: Folder, form: str) -> None:
     import json
 
     from autotune import gather
+    from autotune.terminal import printable
 
     held = gather.inventory(folder)
     if form == "json":
@@ -51,7 +52,7 @@ def list_command(folder: Folder, form: str) -> None:
     for name, value in held.items():
         if isinstance(value, dict):
             value = ", ".join(f"{what} {count}" for what, count in value.items()) or "none"
-        click.echo(f"{name.replace('_', ' ') + ':':20}{'none' if value is None else value}")
+        click.echo(f"{name.replace('_', ' ') + ':':20}{'none' if value is None else printable(str(value))}")
 
 
 @command.command(epilog="Example: autotune results export results/first -o rows.csv")

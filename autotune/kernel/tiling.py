@@ -123,7 +123,8 @@ def supported_layouts(problem: Problem) -> Iterator[HeadLayout]:
         if tiles(padded * group, padded):
             yield HeadLayout(padded * group, padded, "padded")
             break
-    for copies in range(2, group + 1):
+    # Whether heads tile hangs on the powers of two in them, of which 64 are enough for any dtype.
+    for copies in range(2, min(group, 64) + 1):
         if group % copies == 0 and tiles(q_heads, kv_heads * copies):
             yield HeadLayout(q_heads, kv_heads * copies, f"each KV head stored {copies} times")
             break

@@ -158,7 +158,7 @@ def from_csv(path: str) -> Workload:
     try:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
             text = file.read(MAX_CSV_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # a name that no file system takes is a ValueError, as is the text
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UsageError(f"workload file {path!r} cannot be read: {reason}") from None
     if len(text) > MAX_CSV_BYTES:

@@ -162,6 +162,8 @@ def _padded(q_heads: int, kv_heads: int, narrow: bool, q_dtype: str, kv_dtype: s
 @functools.cache
 def _some_call_has(heads: tuple[int, int], narrow: bool, q_dtype: str, kv_dtype: str) -> bool:
     """Whether the key of some call has these heads."""
+    if any(count & (count - 1) for count in heads):
+        return False  # they are padded to powers of two
     if max(heads) > MAX_HEADS:
         return _padded(*heads, narrow, q_dtype, kv_dtype) == heads
     return any(

@@ -27,10 +27,10 @@ _STRING = (
 )
 _GAP = re.compile(r"(?:\s+|#[^\n]*)*")
 _PLAIN_STRING = re.compile(r"'([^'\\\n]*)'|\"([^\"\\\n]*)\"")
-_NUMBER = re.compile(r"\d[\d_]*(?:\.\d+(?:e[+-]?\d+)?)?(?![\w.])")
+_NUMBER = re.compile(r"[0-9][0-9_]*(?:\.[0-9]+(?:e[+-]?[0-9]+)?)?(?![\w.])")
 _NAME = re.compile(r"[^\W\d]\w*")
 _FLAT_TUPLE = re.compile(
-    r"""\(\s*(?:(?:'[^'\\\n,]*'|"[^"\\\n,]*"|\d{1,18})\s*(?:,\s*(?=[)'"\d])|(?=\)))){0,16}\)"""
+    r"""\(\s*(?:(?:'[^'\\\n,]*'|"[^"\\\n,]*"|[0-9]{1,18})\s*(?:,\s*(?=[)'"0-9])|(?=\)))){0,16}\)"""
 )
 _CONSTANTS: dict[str, Any] = {"None": None, "True": True, "False": False}
 _SHOWN = 40  # characters of an offending text that a message repeats
@@ -127,8 +127,12 @@ class _Scanner:
     def _number(self, text: str) -> int | float:
         if len(text) > MAX_DIGITS:
             raise self.fail(f"a number of {len(text)} characters")
+        try:
+            value = float(text) if "." in text else int(text)
+        except ValueError:  # underscores where Python has none
+            raise self.fail(f"{text!r} is no number") from None
         self.pos += len(text)
-        return float(text) if "." in text else int(text)
+        return value
 
     def _flat(self, text: str) -> tuple[Any, ...]:
         memo = self._memo

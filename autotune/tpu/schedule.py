@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 _BUNDLES_PASS = "final_bundles"
 _ALLOCATIONS_PASS = "post-delay-converter"
 
-_BUNDLE = re.compile(r"\s*(?:0x[0-9a-f]+|0)\s+(?:[A-Z]{2})?\s*:\s*(>*)")
+# Every repeated part has a bound: a line that is not the compiler's costs no more than its length.
+_BUNDLE = re.compile(r"\s{0,64}(?:0x[0-9a-f]{1,16}|0)\s{1,64}(?:[A-Z]{2})?\s{0,64}:\s{0,64}(>*)")
 _ALLOCATION = re.compile(
-    r"#allocation\d+\w* \[shape = '[^']*', space=(?P<space>\w+), size = 0x(?P<size>[0-9a-f]+),"
-    r" offset = (?:0x)?(?P<offset>[0-9a-f]+), scoped"
+    r"#allocation\d{1,9}\w{0,32} \[shape = '[^']{0,999}', space=(?P<space>\w{1,32}),"
+    r" size = 0x(?P<size>[0-9a-f]{1,12}), offset = (?:0x)?(?P<offset>[0-9a-f]{1,12}), scoped"
 )
 
-# A listing is read a line at a time, so its size costs time, not memory; past this it is not one of ours.
+# A listing is read a line at a time, so its size costs time, not memory; past these it is not one of ours.
 MAX_LISTING_BYTES = 1 << 30
+MAX_LINE_CHARS = 1 << 20
+MAX_DEPTH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,14 +78,25 @@ def _only(folder: Path, pattern: str) -> Path:
     return paths[0]
 
 
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        while line := file.readline(MAX_LINE_CHARS + 1):
+            if len(line) > MAX_LINE_CHARS:
+                raise ListingError(
+                    f"the compiler's listing {path.name!r} has a line over {MAX_LINE_CHARS} long"
+                )
+            yield line
+
+
 def parse_bundles(path: Path) -> tuple[int, ...]:
     """Bundles by loop depth, from 0 to the deepest, of a final-bundles listing."""
     counts: dict[int, int] = {}
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if match := _BUNDLE.match(line):
-                depth = len(match[1])
-                counts[depth] = counts.get(depth, 0) + 1
+    for line in _lines(path):
+        if match := _BUNDLE.match(line):
+            depth = len(match[1])
+            if depth > MAX_DEPTH:
+                raise ListingError(f"the compiler's listing {path.name!r} has a bundle in {depth} loops")
+            counts[depth] = counts.get(depth, 0) + 1
     if not counts:
         raise ListingError(f"the compiler's listing {path.name!r} holds no bundle")
     return tuple(counts.get(depth, 0) for depth in range(max(counts) + 1))
@@ -90,11 +105,10 @@ def parse_bundles(path: Path) -> tuple[int, ...]:
 def parse_allocations(path: Path) -> tuple[int, int]:
     """(VMEM, SMEM) bytes in use, from a listing whose allocations have offsets."""
     ends = {"vmem": 0, "smem": 0}
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            for match in _ALLOCATION.finditer(line):
-                end = int(match["offset"], 16) + int(match["size"], 16)
-                ends[match["space"]] = max(ends.get(match["space"], 0), end)
+    for line in _lines(path):
+        for match in _ALLOCATION.finditer(line):
+            end = int(match["offset"], 16) + int(match["size"], 16)
+            ends[match["space"]] = max(ends.get(match["space"], 0), end)
     if not ends["vmem"]:
         raise ListingError(f"the compiler's listing {path.name!r} holds no VMEM allocation")
     return ends["vmem"], ends["smem"]

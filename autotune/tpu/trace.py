@@ -20,7 +20,7 @@ KERNEL_EVENTS = "device trace"
 MODULE_EVENTS = "device trace of the whole program"  # the trace has no event of the kernel itself
 WALL_CLOCK = "wall clock"
 
-_PLANE = re.compile(r"/device:TPU:(\d+)")
+_PLANE = re.compile(r"/device:TPU:([0-9]{1,9})")
 # An operation is called by its HLO text, '%kernel.1 = bf16[...] custom-call(...)', or by its name alone.
 _OPERATION = re.compile(r"%?([^\s=(]+)")
 

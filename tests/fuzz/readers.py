@@ -1,0 +1,385 @@
+"""What reads files and words of others, each given one hostile input; with sound inputs to start from."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import AutotuneError
+from tests.fuzz import rows
+
+DATA = Path(__file__).parents[1] / "data"
+# A message is one line for a person, and a note too.
+LONGEST_MESSAGE = 1000
+
+
+class Wrong(AssertionError):
+    """The reader took or refused an input in a way that it must not."""
+
+
+def _file(folder: Path, name: str, data: bytes) -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def _require(condition: object, what: str) -> None:
+    if not condition:
+        raise Wrong(what)
+
+
+# Tables.
+
+
+def table_seeds() -> list[bytes]:
+    from autotune.kernel.problem import BlockSizes, TableKey
+    from autotune.tables import jax_module, source
+    from autotune.tables.dialects import INFERENCE, JAX, SGLANG
+    from autotune.tables.load import published
+    from autotune.tables.table import Table
+
+    theirs = {name: dict(list(part.items())[:6]) for name, part in published().devices.items()}
+    seeds = [source.render(Table(dialect=JAX, devices=theirs, provenance={"source": "published"}))]
+    for name, dialect in (("tpu_inference_v3", INFERENCE), ("sglang_jax_v1", SGLANG)):
+        devices: dict[str, Any] = {}
+        published_rows = json.loads((DATA / "published" / f"{name}.json").read_text())["rows"]
+        for device, *key, blocks in published_rows[:: len(published_rows) // 12]:
+            devices.setdefault(device, {})[dialect.key_type(*key)] = BlockSizes(*blocks)
+        seeds.append(source.render(Table(dialect=dialect, devices=devices, provenance={"rows": 12})))
+    key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
+    emitted = {"v5e": {key: BlockSizes(8, 32)}, "v6e": {key: BlockSizes(16, 64)}}
+    seeds.append(jax_module.render(emitted, "modelled", ["by hand"], 100 << 20))
+    # Without what stands around it, so that more of the changes meet the literal.
+    seeds += [text[text.index("TUNED_BLOCK_SIZES =") :] for text in list(seeds)]
+    return [text.encode() for text in seeds]
+
+
+def table(data: bytes, folder: Path) -> None:
+    from autotune import check, check_formats
+    from autotune.tables import source
+
+    table = source.read_file(_file(folder, "table.py", data))
+    report = check.Report(table, list(check.static_findings(table)))
+    for form in ("text", "markdown", "json", "github"):
+        text = check_formats.render(report, form)
+        _require(text.replace("\n", "").isprintable(), f"{form} of a check with escapes")
+    again = source.read_text(source.render(table), "x")
+    _require(len(again) == len(table) or '"' in str(table.devices), "rows were lost in writing and reading")
+
+
+# What is typed.
+
+
+def shape_seeds() -> list[bytes]:
+    six = "head_dim=128,page_size=128,max_num_batched_tokens=1024,max_model_len=2048"
+    heads = ((8, 2), (12, 6), (28, 4), (64, 8), (10, 5), (3, 3), (32, 32))
+    return [f"q_heads={q},kv_heads={kv},{six}".encode() for q, kv in heads] + [
+        f"q_heads=8,kv_heads=2,{six},q_dtype=float32,kv_dtype=int8".encode()
+    ]
+
+
+def _typed(data: bytes) -> str:
+    """As an argument of a process: no NUL, and what is not UTF-8 as Python makes it of argv."""
+    return data.replace(b"\0", b"").decode("utf-8", "surrogateescape")
+
+
+def shape(data: bytes, folder: Path) -> None:
+    from autotune import keyset
+    from autotune.commands.options import parse_shape
+
+    asked = keyset.Asked(parse_shape(_typed(data), 128), "--shape")
+    [padded] = keyset.resolve([asked], pad_heads=True)
+    _require(keyset.canonical([(padded.key, "", "")])[0][0].key == padded.key, "a key that is not canonical")
+    keyset.resolve([asked])
+
+
+WORDS = (
+    b"64MiB",
+    b"0.5%",
+    b"4,8,16",
+    b"1e3",
+    b"s3://bucket/dir?region=eu-west-1",
+    b"gs://b/d",
+    b"100M",
+    b"1.5G",
+)
+
+
+def words(data: bytes, folder: Path) -> None:
+    import click
+
+    from autotune import folders
+    from autotune.commands import options
+
+    text = _typed(data)
+    kinds: tuple[click.ParamType[Any], ...] = (
+        options.Size(),
+        options.Percent(),
+        options.Numbers(),
+        options.Seconds(),
+    )
+    for kind in kinds:
+        with contextlib.suppress(click.BadParameter):
+            kind.convert(text, None, None)
+    with contextlib.suppress(AutotuneError):
+        str(folders.parse(text))
+
+
+def names(data: bytes, folder: Path) -> None:
+    from autotune import known_models
+    from autotune.tables import load
+
+    text = _typed(data)
+    if "://" in text:  # asks the network
+        return
+    if zlib.crc32(data) % 8 == 0 or not text.startswith(("jax", "v")):  # which are large tables
+        with contextlib.suppress(AutotuneError):
+            load(text)
+    known_models.find(text)
+
+
+# Files of models, keys, batches and constants.
+
+
+def config_seeds() -> list[bytes]:
+    return [path.read_bytes() for path in sorted((DATA / "configs").glob("*.json"))]
+
+
+CONFIG_WORDS = (
+    *(
+        b'"text_config": {',
+        b'"layer_types": ["x"],',
+        b'"sliding_window": 4096,',
+        b'"model_type": "gemma3_text",',
+    ),
+    *(b'"attn_logit_softcapping": 50.0,', b'"use_sliding_window": true,', b'"max_window_layers": 28,'),
+    *(b'"global_head_dim": 512,', b'"dtype": "auto",', b'"multi_query": true,', b'"num_hidden_layers": 28,'),
+    *(b'"head_dim": 128,', b'"num_attention_heads": 32,', b'"hidden_size": 4096,', b'"alibi": true,'),
+)
+
+
+def config(data: bytes, folder: Path) -> None:
+    from autotune import keyset
+    from autotune.model_config import read_config
+
+    model = read_config(_file(folder, "config.json", data))
+    for note in model.notes:
+        _require(
+            note.isprintable() and len(note) < LONGEST_MESSAGE,
+            f"a note that is no short line: {note[:200]!r}",
+        )
+    entries = keyset.resolve(keyset.of_model(model, keyset.Serving()), pad_heads=True)
+    for line in keyset.listing(model, entries, recommended=True):
+        _require(line.isprintable(), f"a line with escapes: {line[:200]!r}")
+
+
+def key_seeds() -> list[bytes]:
+    from autotune import key_files
+    from autotune.kernel.problem import TableKey
+
+    keys = {
+        TableKey("bfloat16", kv, q, 2, 128, 128, 1024, length): "llama-3.1-8b tp=4"
+        for kv in ("bfloat16", "int8")
+        for q, length in ((8, 2048), (16, 4096))
+    }
+    return [key_files.render(keys, form).encode() for form in ("csv", "json")]
+
+
+def keys(data: bytes, folder: Path) -> None:
+    from autotune import key_files, keyset
+
+    entries, notes = keyset.canonical(key_files.read(str(_file(folder, "keys", data))))
+    for note in notes:
+        _require(note.isprintable(), f"a note with escapes: {note[:200]!r}")
+    for form in key_files.FORMATS:
+        key_files.render(keyset.merged(entries), form)
+
+
+BATCHES = (b"q_len,kv_len\n1,128\n1,2048\n256,512\n", b"# a trace\n1,1\n7,9 # x\n\n2,2\n", b"1,1\n" * 40)
+
+
+def batch(data: bytes, folder: Path) -> None:
+    from autotune.cost import loop_counts
+    from autotune.kernel import workload
+    from autotune.kernel.problem import BlockSizes, Problem
+
+    problem = Problem(
+        num_q_heads=8,
+        num_kv_heads=2,
+        head_dim=128,
+        page_size=128,
+        max_num_batched_tokens=1024,
+        pages_per_seq=16,
+    )
+    batch = workload.from_csv(str(_file(folder, "batch.csv", data)))
+    if batch.misfit(problem) is None:
+        counts = loop_counts.__wrapped__(problem, BlockSizes(4, 32), batch)
+        _require(min(counts) > 0, f"loops that never run: {counts}")
+        workload.place(problem, batch, 1024)
+
+
+def calibration_seeds() -> list[bytes]:
+    from autotune.cost import CALIBRATION
+
+    entry = {**dataclasses.asdict(CALIBRATION), "uncertainty": {"stall": 0.1}, "error": 0.02, "rows": 40}
+    return [
+        json.dumps({"TPU v6 lite": entry}, indent=2).encode(),
+        json.dumps({"TPU v4": entry}).encode(),
+        b"{}",
+    ]
+
+
+def calibration(data: bytes, folder: Path) -> None:
+    from autotune import calibrate
+    from autotune.tpu import chips
+
+    os.environ["XDG_CONFIG_HOME"] = str(folder)
+    (folder / "autotune").mkdir(exist_ok=True)
+    _file(folder / "autotune", "calibration.json", data)
+    calibration = calibrate.current(chips.by_name("v6e"))
+    _require(calibration.origin.isprintable(), "an origin with escapes")
+
+
+# What the compiler and the profiler write.
+
+
+def listing_seeds() -> list[bytes]:
+    """Of real listings, if this machine has a compiler, a few lines of each kind; else of that form."""
+    from tests.fuzz.listings import cut_listings
+
+    return cut_listings()
+
+
+LISTING_WORDS = (
+    *(
+        b"#allocation1",
+        b"space=vmem",
+        b"space=smem",
+        b"size = 0x1000, offset = 0x20000, scoped",
+        b" >> ",
+        b"0x1f LB: >>",
+    ),
+    *(b"#allocation" + b"1" * 5000, b">" * 2000, b"0x" + b"f" * 40, b"shape = '", b"space=sflag"),
+)
+
+
+def listing(data: bytes, folder: Path) -> None:
+    from autotune.tpu import schedule
+
+    path = _file(folder, "listing.txt", data)
+    with contextlib.suppress(schedule.ListingError):
+        cycles = schedule.parse_bundles(path)
+        _require(len(cycles) <= 64 and max(cycles) < 2**40, f"a schedule of {len(cycles)} depths")
+    vmem, smem = schedule.parse_allocations(path)
+    _require(max(vmem, smem) < 2**50, f"{vmem} bytes of VMEM, {smem} of SMEM")
+
+
+def profile(data: bytes, folder: Path) -> None:
+    from autotune.tpu.trace import module_times
+
+    for device, programs in module_times(data, "kernel").items():
+        for name, times in programs.items():
+            _require(device >= 0 and len(times.whole) == len(times.kernel), f"{name}: {times}")
+
+
+# The data set, and the store of verdicts.
+
+
+def _rows_folder(data: bytes, folder: Path) -> Path:
+    part = folder / "rows"
+    part.mkdir(exist_ok=True)
+    _file(part, "rows-1.parquet", data)
+    return part
+
+
+def row_files(data: bytes, folder: Path) -> None:
+    from autotune import results
+
+    results.tables(_rows_folder(data, folder), results.schema())
+
+
+def row_values(data: bytes, folder: Path) -> None:
+    """One of the things that commands make of a folder of rows, by the input's own sum."""
+    from autotune import gather, results, show, show_formats, winners
+
+    part = _rows_folder(data, folder)
+    match zlib.crc32(data) % 5:
+        case 0:
+            scored = winners.scores(results.read(part))
+            winners.choose(scored)
+            _require((scored["score"] >= 0.999).all(), "a candidate better than the best")
+        case 1:
+            json.dumps(gather.inventory(part))
+        case 2:
+            json.loads(gather.exported(part, "json"))
+        case 3:
+            gather.exported(part, "csv")
+        case 4:
+            seen = show.overview(part)
+            for form in ("text", "markdown"):
+                text = show_formats.render(seen, form)
+                _require(text.replace("\n", "").isprintable(), "a screen with escapes")
+            json.loads(show_formats.render(seen, "json"))
+
+
+def note_seeds() -> list[bytes]:
+    keys = [
+        ["bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048],
+        ["bfloat16", "int8", 4, 1, 128, 64, 512, 512],
+    ]
+    return [json.dumps({"target": "v6e", "time": "2026-11-30 10:00", "keys": keys}).encode()]
+
+
+def note(data: bytes, folder: Path) -> None:
+    from autotune import unfinished
+
+    _file(folder, ".sweep-1-2.json", data)
+    for begun in unfinished.read(folder):
+        _require(begun.time.isprintable() and begun.target.isprintable(), f"a note with escapes: {begun}")
+
+
+def store_seeds() -> list[bytes]:
+    from autotune.store import Store
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "compiles.sqlite"
+        store = Store(path)
+        for pages in (4, 8):
+            store.put("v6e", rows.TOOLS, rows.program(pages), rows.verdict())
+        return [path.read_bytes()]
+
+
+def store(data: bytes, folder: Path) -> None:
+    from autotune.store import Store
+
+    path = _file(folder, "compiles.sqlite", data)
+    wanted = [rows.program(4), rows.program(8)]
+    for verdict in Store(path).get("v6e", rows.TOOLS, wanted).values():
+        rows.as_row(verdict)
+    for line in Store(path).lines():
+        _require(isinstance(line.verdicts, int), f"{line}")
+    Store(path).put("v6e", rows.TOOLS, rows.program(16), rows.verdict())
+    path.with_name(path.name + "-journal").unlink(missing_ok=True)
+
+
+def verdict_seeds() -> list[bytes]:
+    from autotune.tpu.compiler import Compiled
+
+    failed = Compiled(
+        status="vmem_oom", needed_bytes=1 << 27, limit_bytes=1 << 26, error="too large", seconds=2.0
+    )
+    return [json.dumps(dataclasses.asdict(verdict)).encode() for verdict in (rows.verdict(), failed)]
+
+
+def verdict(data: bytes, folder: Path) -> None:
+    from autotune import store
+
+    verdict = store._decoded(data.decode("utf-8", "replace"))
+    if verdict is not None:
+        rows.as_row(verdict)
