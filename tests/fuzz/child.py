@@ -97,7 +97,10 @@ class Watch:
 
     def _inside(self, arguments: tuple[Any, ...]) -> bool:
         name = arguments[0] if arguments else None
-        return isinstance(name, str | os.PathLike) and os.path.abspath(name).startswith(self._folder + os.sep)  # noqa: PTH100
+        if not isinstance(name, str | os.PathLike):
+            return False
+        path = os.path.abspath(name)  # noqa: PTH100
+        return path == self._folder or path.startswith(self._folder + os.sep)
 
     def _raise(self, event: str, arguments: tuple[Any, ...]) -> None:
         self.armed = False
