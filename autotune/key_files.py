@@ -140,8 +140,5 @@ def _origin(row: Mapping[str, Any]) -> str:
 def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= 10**20:  # Python refuses to print the longest
         return "a huge number"
-    try:
-        text = "nothing" if value is None else ascii(value)
-    except RecursionError:
-        text = "something deeply nested"
+    text = "nothing" if value is None else ascii(value)
     return text if len(text) <= 40 else text[:37] + "..."

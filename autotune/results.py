@@ -24,7 +24,7 @@ from autotune.errors import AutotuneError, UsageError
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
-from autotune.rowcheck import flaw
+from autotune.rowcheck import flaw, oversize
 from autotune.rowcodes import codes
 from autotune.terminal import printable
 
@@ -36,14 +36,8 @@ SCHEMA_VERSION = 1
 
 MEASURED, MODELLED, INTERPRETED = SOURCES = ("measured", "modelled", "interpreted")
 STATUSES = (
-    "ok",
-    "vmem_oom",
-    "smem_oom",
-    "compile_error",
-    "invalid",
-    "timeout",
-    "crashed",
-    "wrong_result",
+    *("ok", "vmem_oom", "smem_oom", "compile_error"),
+    *("invalid", "timeout", "crashed", "wrong_result"),
 )
 
 # (name, arrow type, meaning): the schema, and the table in docs/results.md, which a test compares with this.
@@ -215,8 +209,6 @@ _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
 ALWAYS = ("schema_version", "status", "time", "workload")
-# A few bytes of parquet may stand for any number of rows: past these a file is not read.
-MAX_FILE_ROWS, MAX_FILE_BYTES = 20_000_000, 8 << 30
 # A reader lists the folder again where a file is gone: it was compacted into another.
 _ATTEMPTS = 5
 
@@ -316,16 +308,12 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
         with path.open("rb") as handle:
             file = pq.ParquetFile(handle)
             held = file.schema_arrow.names
-            if file.metadata.num_rows > MAX_FILE_ROWS or _unpacked(file.metadata) > MAX_FILE_BYTES:
-                raise UsageError(
-                    f"{str(path)!r} holds {file.metadata.num_rows} rows, {_unpacked(file.metadata)} bytes "
-                    "unpacked, more than any sweep's: move it out of the folder"
-                )
-            present = [name for name in wanted.names if name in held]
+            if larger := oversize(file.metadata):
+                raise UsageError(f"{str(path)!r} holds {larger}: move it out of the folder")
             if "schema_version" not in held or len(set(held)) < len(held):
                 raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
-            # The same few words in every row are held once.
-            text = [name for name in _TEXT if name in present]
+            present = [name for name in wanted.names if name in held]
+            text = [name for name in _TEXT if name in present]  # the same few words in every row: held once
             file = pq.ParquetFile(
                 handle, metadata=file.metadata, read_dictionary=text, page_checksum_verification=True
             )
@@ -347,11 +335,6 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
         raise UsageError(
             f"{str(path)!r} cannot be read as parquet rows ({printable(said)}): move it out of the folder"
         ) from None
-
-
-def _unpacked(metadata: Any) -> int:
-    """Bytes that a file's columns say to take without compression."""
-    return sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
 
 
 def read(

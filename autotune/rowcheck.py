@@ -14,7 +14,9 @@ from autotune.tpu.chips import GENERATIONS
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
+MAX_FILE_ROWS, MAX_FILE_BYTES = 20_000_000, 8 << 30
 _WORDS = {
     "target": frozenset(GENERATIONS),
     "source": frozenset({"measured", "modelled", "interpreted"}),
@@ -43,6 +45,18 @@ _DEPTHS = 4
 _SAMPLES = (-1e15, 1e15)
 # Microseconds since 1970: 2000 to 2200, which every calendar on the way can hold.
 _TIMES = (946_684_800_000_000, 7_258_118_400_000_000)
+
+
+def oversize(metadata: pq.FileMetaData) -> str | None:
+    """How much a parquet file holds, in a few words, if that is more than is read; None if it is not.
+
+    A few bytes of parquet may stand for any number of rows.
+    """
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    unpacked = sum(group.total_byte_size for group in groups)
+    if metadata.num_rows <= MAX_FILE_ROWS and unpacked <= MAX_FILE_BYTES:
+        return None
+    return f"{metadata.num_rows} rows, {unpacked} bytes unpacked, more than is read of one file"
 
 
 def flaw(table: pa.Table, schema_version: int) -> str | None:

@@ -298,3 +298,12 @@ def test_every_chip_has_whole_groups_and_no_head_is_lost(kv_heads: int, group: i
 )
 def test_page_sizes_that_vllm_would_take(length: int, seqs: int, page: int) -> None:
     assert recommended_page_size(length, seqs) == page
+
+
+def test_a_field_nested_as_deep_as_json_reads_is_one_line(tmp_path: Path) -> None:
+    """Python writes JSON no deeper than it reads it, and a message repeats the value."""
+    path = tmp_path / "config.json"
+    for depth in range(900, 1010):
+        path.write_text('{"num_attention_heads": ' + "[" * depth + "]" * depth + "}")
+        with pytest.raises(UsageError, match=r"nested|differs by layer"):
+            read_config(path)
