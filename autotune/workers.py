@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import threading
@@ -31,6 +32,8 @@ ATTEMPTS = 2
 MAX_LOG_TAIL = 1 << 16
 MAX_LAST_WORDS = 4096
 ROOM_BYTES = 1 << 16
+# Lines of the trace that libtpu writes after the reason of its end.
+_TRACE = re.compile(r"https://symbolize|\*\*\* |@ |=== |third_party/|file/|\)")
 
 
 class NoRoom(Exception):
@@ -187,7 +190,7 @@ class CompilePool(Pool):
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         text = f"the compiling process ended {how}, {ATTEMPTS} times"
         lines = [line.strip() for line in self._log_tail(expired.pid)[-MAX_LAST_WORDS:].split("\n")]
-        if said := [line for line in lines if line and line.isprintable()]:
+        if said := [line for line in lines if line and line.isprintable() and not _TRACE.match(line)]:
             text += f": {said[-1][:200]}"
         return text
 

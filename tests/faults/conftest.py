@@ -28,6 +28,10 @@ SHAPE = "q_heads=4,kv_heads=1,head_dim=128,page_size=16,max_num_batched_tokens=5
 SWEEP = ("sweep", "--target", "v6e", "--shape", f"{SHAPE}512", "--shape", f"{SHAPE}1024")
 SWEEP = (*SWEEP, "--kv-pages", "8,16", "--queries", "32,64", "--jobs", "2", "--out", "r")
 ROWS = 2 * 4 * 3
+# The same programs, one key, timed by the CPU.
+INTERPRETED = ("sweep", "--interpret", "--max-seconds", "0.1", "--workload", "mixed", "--jobs", "2")
+INTERPRETED = (*INTERPRETED, "--shape", f"{SHAPE}512".replace("tokens=512", "tokens=128"))
+INTERPRETED = (*INTERPRETED, "--kv-pages", "8", "--queries", "32,64", "--out", "r")
 # What two runs of the same sweep may differ in.
 CHANCE = ("time", "host", "compile_seconds")
 TIMING = ("latency_us", "latency_low_us", "latency_high_us", "samples_us", "timer")
@@ -65,7 +69,7 @@ class Home:
         """The command line, in a session of its own, so that all its processes can be found."""
         main = ["-m", "autotune"]
         environment = {**user_environment(self.cache), "TMPDIR": str(self.tmp), "COLUMNS": "80"}
-        if self.verdicts and "--interpret" not in arguments:
+        if self.verdicts:
             main = [str(ROOT / "tests" / "faults" / "replayed.py")]
             environment["REPLAYED"] = str(self.verdicts)
         if faults:

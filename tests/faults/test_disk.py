@@ -10,9 +10,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from autotune import results
 from tests.faults.conftest import ROWS, SWEEP, Home, Told, line_with
 
 GOES_ON = "with room again, the same command goes on"
@@ -66,7 +70,6 @@ def test_a_limit_on_files(home: Home, told: Told) -> None:
     assert done.returncode == 3, done.stderr
     assert home.rows() == []
     told("`ulimit -f` is too small for the rows", line_with("Error", done.stderr), f"exit 3; {GOES_ON}")
-    goes_on(home)
 
 
 def test_the_stores_disk_is_full(home: Home, told: Told) -> None:
@@ -104,3 +107,78 @@ def test_a_full_disk_behind_a_stream(home: Home, told: Told, stream: str) -> Non
     else:
         assert done.returncode == 2
         told("`>` goes to a full disk", line_with("Error", done.stderr), "exit 2; all rows are recorded")
+
+
+@contextlib.contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A folder that not even root can write to."""
+    mounts = (["mount", "--bind", folder, folder], ["mount", "-o", "remount,ro,bind", folder])
+    for command in mounts:
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("nothing can be mounted by this user")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_results_folder_that_is_read_only(home: Home, told: Told) -> None:
+    home.results.mkdir()
+    with read_only(home.results):
+        done = home.run(*SWEEP)
+    assert done.returncode == 2, done.stderr
+    told("the results folder is read-only", line_with("Error", done.stderr), "exit 2, before any compile")
+
+
+def test_a_folder_of_compile_results_that_is_read_only(home: Home, told: Told) -> None:
+    (home.cache / "autotune").mkdir()
+    store = home.cache / "autotune" / "compiles.sqlite"
+    store.write_bytes(b"no database" * 100)
+    with read_only(home.cache):
+        done = home.run(*SWEEP)
+        cleared = home.run("cache", "--clear")
+    assert done.returncode == 0, done.stderr
+    assert len(home.rows()) == ROWS
+    said = line_with("compile results are not kept", done.stderr)
+    told("the file of compile results is no database", said, "the sweep is complete; others compile anew")
+    assert cleared.returncode == 2
+    told("`autotune cache --clear` may not", line_with("Error", cleared.stderr), "exit 2")
+    assert home.run("cache", "--clear").returncode == 0
+    assert not store.exists()
+
+
+def changed(rows: pa.Table, name: str, value: Any) -> pa.Table:
+    number = rows.schema.get_field_index(name)
+    column = pa.array([value] * rows.num_rows, rows.schema.field(name).type)
+    return rows.set_column(number, rows.schema.field(name), column)
+
+
+FILES: list[tuple[str, Any]] = [
+    ("is truncated", lambda content, rows: content[:-100]),
+    ("is empty", lambda content, rows: b""),
+    ("is of another schema version", lambda content, rows: changed(rows, "schema_version", 2)),
+    ("has a latency of NaN", lambda content, rows: changed(rows, "latency_us", float("nan"))),
+    ("has a negative latency", lambda content, rows: changed(rows, "latency_us", -1.0)),
+    ("has more columns", lambda content, rows: rows.append_column("mine", pa.array(["x"] * len(rows)))),
+]
+
+
+@pytest.mark.parametrize(("fault", "spoil"), FILES, ids=[fault for fault, _ in FILES])
+def test_a_file_of_rows_that_is_not_as_it_was(
+    home: Home, undisturbed: Home, told: Told, fault: str, spoil: Any
+) -> None:
+    """All at once is read, so that no table is made of a part of the rows."""
+    shutil.copytree(undisturbed.results, home.results)
+    path = min(home.results.glob("*.parquet"))
+    content = path.read_bytes()
+    spoilt = spoil(content, pq.ParquetFile(path).read())
+    spoilt = spoilt if isinstance(spoilt, bytes) else results.parquet(spoilt)
+    path.write_bytes(spoilt)
+    done = home.run("show", "r")
+    assert path.read_bytes() == spoilt, "what is wrong is not touched"
+    if fault == "has more columns":
+        assert done.returncode == 0, done.stderr
+        told(f"a file of rows {fault}", line_with("candidates modelled", done.stdout), "they are passed over")
+        return
+    assert done.returncode == 2, done.stderr
+    told(f"a file of rows {fault}", line_with("Error", done.stderr), "exit 2; nothing is deleted")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faults.conftest import SWEEP, Home, check, wait_until_gone
+from tests.faults.conftest import INTERPRETED, SWEEP, TIMING, Home, check, wait_until_gone
 
 QUICK_POINTS = 6
 
@@ -34,9 +34,9 @@ class Tally(NamedTuple):
         return f"| {what} | {steps} | {self.points} | {self.differing} | {self.twice} | {self.files} |"
 
 
-def faults(home: Home, role: str = "sweep", **more: Any) -> dict[str, Any]:
+def faults(home: Home, role: str = "sweep", steps: str = "steps", **more: Any) -> dict[str, Any]:
     places = [str(home.results), str(home.cache), str(home.tmp)]
-    return {role: {"places": places, "steps": str(home.path / "steps"), **more}}
+    return {role: {"places": places, "steps": str(home.path / steps), **more}}
 
 
 def steps(home: Home) -> list[str]:
@@ -108,3 +108,63 @@ def test_kills_at_some_steps_lose_nothing(home: Home, alone: list[str], undistur
 def test_kills_at_every_step_lose_nothing(home: Home, alone: list[str], undisturbed: Home) -> None:
     tally = kills(home, range(1, len(alone) + 1), SWEEP, undisturbed.rows())
     check("kills", tally.line("the command, its compiler answering at once", len(alone)))
+    # And with the real compiler, at each sixth: what is under way then is seconds of work.
+    real = Home(home.path / "real")
+    tally = kills(real, range(3, len(alone) + 1, 6), SWEEP, undisturbed.rows())
+    check("kills", tally.line("the command, compiling", len(alone)))
+
+
+def interpreted(home: Home) -> tuple[list[str], list[dict[str, Any]]]:
+    """The steps, and the rows, of a sweep on a device that is left alone."""
+    done = home.run(*INTERPRETED, faults=faults(home))
+    assert done.returncode == 0, done.stderr
+    assert not home.left_behind()
+    rows = home.rows(besides=TIMING)
+    assert {(row["source"], row["status"]) for row in rows} == {("modelled", "ok"), ("interpreted", "ok")}
+    return steps(home), rows
+
+
+@pytest.mark.slow
+def test_kills_of_a_sweep_that_times_lose_nothing(home: Home) -> None:
+    """Interpreted: the processes, files and messages are those of a TPU."""
+    alone, want = interpreted(home)
+    points = range(1, len(alone) + 1, 3)
+    tally = kills(home, points, INTERPRETED, want, besides=TIMING)
+    check("kills", tally.line("the command, timing candidates on the CPU", len(alone)))
+
+
+def kill_a_process(home: Home, role: str, n: int, want: list[dict[str, Any]], arguments: Any) -> Tally:
+    """Kill the first worker or owner at its n-th step: the sweep gets over it by itself."""
+    once = str(home.path / "killed")
+    asked = faults(home, role, steps=role, messages=True, kill_at=n, once=once)
+    done = home.run(*arguments, faults=asked)
+    assert (home.path / "killed").exists(), f"there is no step {n}"
+    assert done.returncode == 0, f"step {n}: {done.stderr}"
+    assert "Traceback" not in done.stderr
+    have = home.rows(besides=TIMING)
+    return Tally(
+        points=1,
+        with_rows=True,
+        differing=sum(row not in have for row in want) + sum(row not in want for row in have),
+        twice=home.raw_rows() - len(have),
+        files=len(home.left_behind()),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["owner", "worker"])
+def test_kills_of_other_processes_at_every_step_cost_nothing(
+    home: Home, undisturbed: Home, role: str
+) -> None:
+    arguments = INTERPRETED if role == "owner" else SWEEP
+    alone = Home(home.path / "alone", home.verdicts if role == "owner" else None)
+    done = alone.run(*arguments, faults=faults(alone, role, steps=role, messages=True))
+    assert done.returncode == 0, done.stderr
+    number = len((alone.path / role).read_text().splitlines())
+    tally = Tally()
+    for n in range(1, number + 1):
+        here = Home(home.path / f"kill-{n}", alone.verdicts)
+        tally = tally.plus(kill_a_process(here, role, n, alone.rows(besides=TIMING), arguments))
+    assert tally[2:] == (0, 0, 0), tally
+    what = {"owner": "the process that holds the device", "worker": "a compiling process"}[role]
+    check("kills", tally.line(what, number))

@@ -10,7 +10,7 @@ from autotune.kernel.problem import Program
 from autotune.kernel.rpa import scratch_bytes
 from autotune.pool import Task
 from autotune.tpu.chips import MIB
-from autotune.tpu.compiler import Compiled
+from autotune.tpu.compiler import Compiled, failed
 from autotune.workers import CompilePool
 from tests.conftest import each, program
 
@@ -101,3 +101,9 @@ def test_the_default_limit_refuses_what_100_mib_takes() -> None:
     assert found[big].needed_bytes == pytest.approx(22.04 * MIB, rel=0.001)
     assert found[big].limit_bytes == 16 * MIB
     assert found[roomy].status == "ok"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("std::bad_alloc")])
+def test_a_machine_without_memory_is_no_verdict_on_a_program(error: Exception) -> None:
+    verdict = failed(error, 1.0)
+    assert verdict.status == "crashed" and "out of memory" in (verdict.error or "")
