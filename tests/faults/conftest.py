@@ -181,6 +181,7 @@ def told(home: Home) -> Told:
 def check(table: str, line: str) -> None:
     assert "\n" not in line
     if UPDATE:
+        print(line)
         _TABLES.setdefault(table, []).append(line)
     else:
         assert line in PAGE.read_text().splitlines(), f"not in {PAGE}: `make reliability` writes\n{line}"
