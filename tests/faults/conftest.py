@@ -168,7 +168,7 @@ def told(home: Home) -> Told:
     def tell(fault: str, seen: str, then: str) -> None:
         seen = seen.replace(str(home.path), "~").strip()
         for pattern, word in (
-            (r"\b[0-9a-f]{32}\b", "..."),
+            (r"\b([0-9a-f]{16}|[0-9a-f]{32})\b", "..."),
             (r"autotune-(\w+)-\w+\.live", r"autotune-\1-..."),
             (r"~/\S*python\S*|/\S*/python\S*", "python"),
         ):

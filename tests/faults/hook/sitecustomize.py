@@ -107,7 +107,7 @@ def at_jax(what: dict[str, Any]) -> None:
             if size := what.get("garbage"):
                 for descriptor in (1, 2):
                     os.write(descriptor, os.urandom(size))
-                    os.write(descriptor, b"\n\x1b[2Jlast words\x07\n\xff\xfe\n")
+                    os.write(descriptor, b"\n\x1b[2Jclear\x07\n\xff\xfe last words\n")
             if what.get("abort"):
                 os.abort()
             if seconds := what.get("back"):
