@@ -8,6 +8,7 @@ stops at the first thing that is no literal. Around the assignment, the module m
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -129,7 +130,9 @@ class _Scanner:
             raise self.fail(f"a number of {len(text)} characters")
         try:
             value = float(text) if "." in text else int(text)
-        except ValueError:  # underscores where Python has none
+            if value == math.inf:  # which no literal stands for when it is written back
+                raise ValueError
+        except ValueError:  # or underscores where Python has none
             raise self.fail(f"{text!r} is no number") from None
         self.pos += len(text)
         return value

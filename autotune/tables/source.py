@@ -13,6 +13,7 @@ from autotune.tables.dialects import INFERENCE, JAX, SGLANG, Dialect
 from autotune.tables.keys import InferenceKey
 from autotune.tables.literal import MAX_BYTES, Entries, LiteralError, assigned
 from autotune.tables.table import Key, Repeat, Table
+from autotune.terminal import printable
 
 TABLE_NAME = "TUNED_BLOCK_SIZES"
 PROVENANCE_NAME = "PROVENANCE"
@@ -20,6 +21,7 @@ SOURCE_NAME, LIMIT_NAME = "SOURCE", "VMEM_LIMIT_BYTES"  # of a module that stand
 # Past this no TPU's VMEM holds a block, whatever the page size.
 MAX_BLOCK = 1 << 20
 MAX_NUMBER = 1 << 31
+_SAID = 1000  # characters of a text of the provenance that are kept
 _INDENT = "    "
 
 
@@ -94,13 +96,22 @@ def read_text(text: str, origin: str) -> Table:
 
 
 def _provenance(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of the values, for people to read: text without what could steer a terminal."""
     stated = values.get(PROVENANCE_NAME)
     if isinstance(stated, Entries):
-        return {str(key): value for key, value, _ in stated.items if not isinstance(value, Entries)}
+        return {
+            _said(str(key)): _said(value) if isinstance(value, str) else value
+            for key, value, _ in stated.items
+            if not isinstance(value, Entries)
+        }
     source, limit = values.get(SOURCE_NAME), values.get(LIMIT_NAME)
-    return ({"source": source} if isinstance(source, str) else {}) | (
+    return ({"source": _said(source)} if isinstance(source, str) else {}) | (
         {"vmem_limit_bytes": limit} if isinstance(limit, int) else {}
     )
+
+
+def _said(text: str) -> str:
+    return printable(text[:_SAID])
 
 
 def _check_device(device: Any, level: Any, line: int) -> None:

@@ -107,13 +107,13 @@ def test_entries_are_bounded_before_memory_is():
 @pytest.mark.parametrize("unit", ['"""', "'''", '"', "'", "#", "(", "T", "T =", "{1:", "\\", "\n", "1,"])
 def test_hostile_repetition_takes_no_time(unit):
     text = unit * (1 << 20)
-    start = time.perf_counter()
+    start = time.process_time()
     for source in (text, "T = " + text, '"""' + text):
         try:
             assigned(source, "T")
         except LiteralError as error:
             assert len(str(error)) < 200
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_real_python_agrees_about_the_installed_table():
