@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.faults.conftest import INTERPRETED, SWEEP, TIMING, Home, check, wait_until_gone
+from tests.faults.conftest import INTERPRETED, SWEEP, TIMING, Home, enter, wait_until_gone
 
 QUICK_POINTS = 6
 
@@ -107,7 +107,7 @@ def test_kills_at_some_steps_lose_nothing(home: Home, alone: list[str], undistur
 @pytest.mark.slow
 def test_kills_at_every_step_lose_nothing(home: Home, alone: list[str], undisturbed: Home) -> None:
     tally = kills(home, range(1, len(alone) + 1), SWEEP, undisturbed.rows())
-    check("kills", tally.line("the command, its compiler answering at once", len(alone)))
+    enter("kills", tally.line("the command, its compiler answering at once", len(alone)))
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_kills_while_compilers_are_at_work_lose_nothing(
 ) -> None:
     """With the real compiler, at each twelfth step: what is under way then is seconds of work."""
     tally = kills(Home(home.path / "real"), range(3, len(alone) + 1, 12), SWEEP, undisturbed.rows())
-    check("kills", tally.line("the command, while compilers are at work", len(alone)))
+    enter("kills", tally.line("the command, while compilers are at work", len(alone)))
 
 
 def interpreted(home: Home) -> tuple[list[str], list[dict[str, Any]]]:
@@ -135,7 +135,7 @@ def test_kills_of_a_sweep_that_times_lose_nothing(home: Home) -> None:
     alone, want = interpreted(home)
     points = range(1, len(alone) + 1, 16)
     tally = kills(home, points, INTERPRETED, want, besides=TIMING)
-    check("kills", tally.line("the command, timing candidates on the CPU", len(alone)))
+    enter("kills", tally.line("the command, timing candidates on the CPU", len(alone)))
 
 
 def kill_a_process(
@@ -190,4 +190,4 @@ def test_kills_of_other_processes_lose_nothing(home: Home, role: str) -> None:
     what = "the process that holds the device"
     if role == "worker":
         what = f"a compiling process; {stopped} times the sweep stopped, with exit 3"
-    check("kills", tally.line(what, len(steps)))
+    enter("kills", tally.line(what, len(steps)))
