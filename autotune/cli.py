@@ -22,7 +22,7 @@ from click.shell_completion import shell_complete
 
 from autotune import __version__
 from autotune.commands.completing import COMPLETE_VARIABLE
-from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError
+from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError, did_you_mean
 from autotune.terminal import unfailing
 
 # In the order of `autotune --help`: as one meets them.
@@ -54,6 +54,14 @@ class _Commands(click.Group):
             return None
         command: click.Command = importlib.import_module(f"autotune.commands.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not (name in COMMANDS or name.startswith("-") or ctx.resilient_parsing):
+            ctx.fail(f"No such command {name!r}.{did_you_mean(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

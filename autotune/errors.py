@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 EXIT_DIFFERENT = 1  # differences found, or checks failed
 EXIT_USAGE = 2  # wrong usage
 EXIT_MACHINE = 3  # this machine cannot do it: no TPU, no libtpu
@@ -24,3 +27,9 @@ class MachineError(AutotuneError):
     """This machine cannot do what was asked."""
 
     exit_code = EXIT_MACHINE
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """The end of a message that says which known words are like one that is not known; '' if none is."""
+    close = difflib.get_close_matches(word, known)
+    return f" Did you mean {' or '.join(close)}?" if close else ""

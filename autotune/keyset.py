@@ -156,6 +156,19 @@ def too_many() -> UsageError:
     return UsageError(f"more than {MAX_KEYS} keys: name fewer lengths, tokens or models")
 
 
+def rounded(problem: Problem, key: TableKey) -> str:
+    """What JAX rounds up of a call's page size and length to look it up under a key; '' if nothing."""
+    page, pages, length = problem.page_size, problem.pages_per_seq, problem.max_model_len
+    parts = [f"page_size {page} is rounded up to {key.page_size}"] if page != key.page_size else []
+    if length != key.max_model_len:
+        parts.append(
+            f"max_model_len, which is {pages} whole pages of {page} and so {length}, to {key.max_model_len}"
+            if parts
+            else f"max_model_len {length} is rounded up to {key.max_model_len}"
+        )
+    return ", and ".join(parts)
+
+
 def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterator[str]:
     """A model's keys for a reader: per-chip heads, each key with the serving limits behind it, what to know.
 
@@ -192,3 +205,5 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
             f"    tokens {tokens}, length {problem.max_model_len}{above}, page {page}: "
             f"key ({', '.join(map(str, entry.key))})"
         )
+        if problem.page_size != entry.key.page_size:
+            yield f"      {rounded(problem, entry.key)}"

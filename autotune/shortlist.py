@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from autotune.kernel.problem import BlockSizes
 from autotune.tpu.statistics import Median
 
-# The cost model has the published winner among its first three for 96% of the keys of JAX's table, of twelve
-# candidates each (docs/measuring.md): a quarter of them, and one more to see whether the order holds.
+# The cost model has the published winner among its first three for 97% of the reachable keys of JAX's tables,
+# of twelve candidates each (docs/model.md): a quarter of them, and one more to see whether the order holds.
 LEAST_TOP = 4
 TOP_SHARE = 0.25
 

@@ -81,6 +81,16 @@ def test_head_dim_64_is_looked_up_as_128_and_said_to_cost_twice_the_cache() -> N
     assert "page 256 (recommended): key (bfloat16, bfloat16, 8, 1, 128, 256, 2048, 4096)" in said
 
 
+def test_a_page_size_that_is_rounded_up_says_what_becomes_of_the_length() -> None:
+    model = known("llama-3.1-8b")
+    entries = resolve(of_model(model, Serving(lengths=(4096,), page_sizes=(100,))))
+    said = list(listing(model, entries, recommended=False))
+    assert said[-1].strip() == (
+        "page_size 100 is rounded up to 128, and max_model_len, which is 41 whole pages of 100 and so 4100, "
+        "to 8192"
+    )
+
+
 def test_layers_with_other_heads_are_other_keys() -> None:
     model = read_config(CONFIGS / "gemma-4-31b.json")
     entries = resolve(of_model(model, Serving(tps=(4,), lengths=(4096,))))

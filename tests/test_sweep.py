@@ -302,6 +302,7 @@ def test_28_query_heads_are_swept_under_the_key_of_32(autotune: Run) -> None:
     assert done.returncode == 0
     assert "q_heads=28, kv_heads=4" in done.stderr
     assert "the key (bfloat16, bfloat16, 32, 4, 128, 16, 512, 512)" in done.stderr
+    assert "rounded" not in done.stderr
 
 
 BAD: list[tuple[list[Any], int, str]] = [
@@ -337,7 +338,9 @@ BAD: list[tuple[list[Any], int, str]] = [
     ([*SWEEP, "--compile-timeout", "nan"], 2, "is not a finite number"),
     ([*SWEEP, "--sliding-window", "9" * 23], 2, "is not in the range"),
     (["emit", "nowhere"], 2, "'nowhere' does not exist"),
-    (["swep"], 2, "No such command 'swep'"),
+    (["swep"], 2, "No such command 'swep'. Did you mean sweep?"),
+    (["sweep", "--target", "V6"], 2, "Did you mean v6e?"),
+    (["sweep", "--target", "V6E", "--shape", "pagesize=128", "--out", "r"], 2, "Did you mean page_size?"),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedFolder, Seconds, Size, cores
+from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
     from autotune.check import Finding
     from autotune.tables import Table
 
-TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 FORMATS = ("text", "markdown", "json", "github")
 
 
 @click.command(epilog="Example: autotune check jax --compile --target v6e --limit 20")
 @click.argument("table", shell_complete=names_or_files(*TABLES))
-@click.option("--target", type=click.Choice(TARGETS), help="Only this generation's rows.")
+@click.option("--target", type=TARGET, help="Only this generation's rows.")
 @click.option(
     "--compile", "compiling", is_flag=True, help="Compile the entries too, for each generation of the table."
 )

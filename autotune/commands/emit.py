@@ -8,11 +8,9 @@ from pathlib import Path
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedFolder, NamedPath
+from autotune.commands.options import TARGET, NamedFolder, NamedPath
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
-
-TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
@@ -23,7 +21,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
     is_flag=True,
     help="Emit values that were modelled from the compiler's schedule; the table says so.",
 )
-@click.option("--target", type=click.Choice(TARGETS), help="Only the winners of this generation.")
+@click.option("--target", type=TARGET, help="Only the winners of this generation.")
 @click.option(
     "--dialect",
     type=click.Choice(("jax", "tpu-inference", "sglang-jax")),

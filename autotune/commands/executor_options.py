@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from autotune.commands.options import TARGETS, cores
+from autotune.commands.options import TARGET, cores
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _ray_address = click.option(
 )
 _ray_tpu = click.option(
     "--ray-tpu",
-    type=click.Choice(TARGETS),
+    type=TARGET,
     help="Without --target, on a Ray cluster with several TPU generations: the one to time on.",
 )
 

@@ -219,6 +219,8 @@ def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, 
 
 def _of_shape(entry: Entry) -> list[str]:
     """What to say of a --shape: nothing where it is its own key's."""
+    from autotune.keyset import rounded
+
     problem = entry.problem
     assert problem is not None
     if entry.padded:
@@ -226,9 +228,9 @@ def _of_shape(entry: Entry) -> list[str]:
     if entry.key.canonical_problem(problem.max_num_seqs) == problem:
         return []
     return [
-        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}, "
-        f"max_model_len={problem.max_model_len}: JAX looks this shape up under the key "
-        f"({', '.join(map(str, entry.key))}), so it is swept at that padded shape"
+        f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}: JAX looks this shape up under the "
+        f"key ({', '.join(map(str, entry.key))}), so it is swept at that padded shape"
+        + (f"; {why}" if (why := rounded(problem, entry.key)) else "")
     ]
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import click
 
 from autotune.commands.key_options import KeyOptions, key_options
+from autotune.commands.options import TARGET
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS
 from autotune.key_files import FORMATS, render
-
-TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 
 @click.command(
@@ -25,7 +24,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 )
 @click.option(
     "--target",
-    type=click.Choice(TARGETS),
+    type=TARGET,
     help="TPU generation to say what layouts cost on, where heads do not tile.",
 )
 @click.option(

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedPath, Seconds, Size, cores
+from autotune.commands.options import TARGET, NamedPath, Seconds, Size, cores
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.explain import Explanation
 
-TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int8", "int4")
 _COUNT = click.IntRange(1, 2**31 - 1)
 
@@ -31,7 +30,7 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 @click.option("--max-model-len", type=_COUNT, required=True, help="Tokens that one sequence can hold.")
 @click.option("--q-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
 @click.option("--kv-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
-@click.option("--target", type=click.Choice(TARGETS), help="TPU generation. [default: the attached TPU]")
+@click.option("--target", type=TARGET, help="TPU generation. [default: the attached TPU]")
 @click.option(
     "--table",
     "tables",

@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from autotune import folders
-from autotune.errors import UsageError
+from autotune.errors import UsageError, did_you_mean
 from autotune.folders import Folder
 from autotune.kernel.problem import DTYPE_BITS, Problem
 
@@ -52,6 +52,19 @@ class Part(click.ParamType[tuple[int, int]]):
                 ctx,
             )
         return number, count
+
+
+class _Target(click.Choice[str]):
+    """A TPU generation, in any case."""
+
+    def __init__(self) -> None:
+        super().__init__(TARGETS, case_sensitive=False)
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        return super().get_invalid_choice_message(value, ctx) + did_you_mean(str(value).lower(), TARGETS)
+
+
+TARGET = _Target()
 
 
 class Seconds(click.FloatRange):
@@ -193,7 +206,9 @@ def parse_shape(text: str, max_num_seqs: int) -> Problem:
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or name not in SHAPE_FIELDS:
-            raise UsageError(f"--shape: {_shown(part)} is not one of {', '.join(SHAPE_FIELDS)} as name=value")
+            meant = did_you_mean(name, SHAPE_FIELDS) if name not in SHAPE_FIELDS else ""
+            fields_known = ", ".join(SHAPE_FIELDS)
+            raise UsageError(f"--shape: {_shown(part)} is not one of {fields_known} as name=value.{meant}")
         if name in fields:
             raise UsageError(f"--shape: {name} is given twice, in {_shown(text)}")
         fields[name] = value

@@ -15,7 +15,7 @@ from autotune.commands.completing import WORKLOADS, names_or_files
 from autotune.commands.executor_options import ExecutorOptions, executor_options
 from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import (
-    TARGETS,
+    TARGET,
     NamedFolder,
     Numbers,
     Part,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--target",
-    type=click.Choice(TARGETS),
+    type=TARGET,
     help="TPU generation to compile for, none being needed. Without it: the attached TPU.",
 )
 @key_options
