@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from autotune import space
+from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Problem, Settings
-from autotune.tpu.chips import GENERATIONS, MIB, V4, V5E, V6E, V7X, vmem_limit
+from autotune.tpu.chips import GENERATIONS, MIB, V4, V5E, V6E, V7X, beyond_vmem, vmem_limit
 from tests.conftest import program
 
 
@@ -87,6 +88,10 @@ def test_a_compiled_program_may_still_be_too_large_for_a_keys_page_table() -> No
 def test_vmem_limits() -> None:
     assert vmem_limit(V6E, None) == 32 * MIB
     assert vmem_limit(V7X, 100 * MIB) == 64 * MIB
+    assert beyond_vmem(V6E, None) == beyond_vmem(V6E, 128 * MIB) == ""
+    assert beyond_vmem(V4, 100 * MIB) == "v4 has 16 MiB of VMEM, so --vmem-limit of 100 MiB is as 16 MiB"
+    with pytest.raises(UsageError, match=r"129 MiB is more VMEM than any TPU has: v6e has 128 MiB"):
+        beyond_vmem(V6E, 129 * MIB)
     assert {g.scoped_vmem_bytes // MIB for g in GENERATIONS.values()} == {16, 32}
 
 

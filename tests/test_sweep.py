@@ -323,6 +323,7 @@ BAD: list[tuple[list[Any], int, str]] = [
     (["sweep", "--target", "v6e", "--shape", shape(kv_dtype="fp8"), "--out", "r"], 2, "kv_dtype=fp8 is unk"),
     ([*SWEEP, "--kv-pages", "4,x"], 2, "'4,x' is not a list"),
     ([*SWEEP, "--vmem-limit", "lots"], 2, "'lots' is not a size such as 100MiB"),
+    ([*SWEEP, "--vmem-limit", "64"], 2, "did you mean 64MiB?"),
     ([*SWEEP, "--soft-cap", "0"], 2, "soft_cap=0.0 must be"),
     ([*SWEEP, "--workload", "decode"], 2, "workload 'decode' is unknown"),
     ([*SWEEP, "--workload", "none.csv"], 2, "'none.csv' cannot be read"),

@@ -127,6 +127,8 @@ def _compile(
     from autotune.tpu import chips
     from autotune.verdicts import compile_all
 
+    if beyond := chips.beyond_vmem(chips.by_name(generation), vmem_limit):
+        click.echo(beyond, err=True)
     programs = check.programs_of(table, generation, Settings(vmem_limit_bytes=vmem_limit))
     chosen = check.sample(list(programs), limit)
     verdicts = compile_all(

@@ -113,7 +113,10 @@ def command(
     loaded = [load(name) for name in tables or ("jax", *committed)]
     board = scoreboard.read(list(folders)) if folders else scoreboard.committed([target])
     settings = Settings(vmem_limit_bytes=vmem_limit)
-    explanation = explain.explain(problem, chips.by_name(target), loaded, settings, board)
+    generation = chips.by_name(target)
+    if beyond := chips.beyond_vmem(generation, vmem_limit):
+        click.echo(beyond, err=True)
+    explanation = explain.explain(problem, generation, loaded, settings, board)
     if compiling:
         _compile(explanation, compile_timeout)
     click.echo(explain_formats.render(explanation, form), nl=False)

@@ -22,6 +22,7 @@ TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:iB|B)?", re.IGNORECASE)
 MAX_SIZE = 1 << 40
+_MOST_MIB = 1024  # what a number without its unit may have meant
 MAX_PARTS = 10000
 _SHOWN = 200  # characters of what was typed that a message repeats
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -138,6 +139,9 @@ class Size(click.ParamType[int]):
         size = float(match[1]) * _UNITS[match[2].upper()] if match and len(value) < 30 else 0.0
         if not 1 <= size <= MAX_SIZE:
             self.fail(f"{value!r} is not a size such as 100MiB, 64M or 67108864", param, ctx)
+        if match and not match[2] and size < _UNITS["M"]:
+            meant = f"{match[1]}MiB" if size <= _MOST_MIB else "100MiB"
+            self.fail(f"{value!r} is bytes, and too few: did you mean {meant}?", param, ctx)
         return round(size)
 
 

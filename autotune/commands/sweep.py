@@ -222,6 +222,8 @@ def command(
     # The TPU is asked for last: it takes seconds to start.
     place = click.get_current_context().with_resource(executor.opened())
     generation = place.tpu() if measured else chips.by_name(target or "v6e")
+    if beyond := chips.beyond_vmem(generation, vmem_limit):
+        say(beyond)
     named = workloads or tuple(workload.GENERATORS)
     request = Request(
         generation=generation,
@@ -336,6 +338,7 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
     from autotune import show, show_formats
     from autotune.sweep import accounts
     from autotune.terminal import say
+    from autotune.tpu.chips import MIB, hardware, vmem_limit
 
     if devices:
         counts = ", ".join(f"{count} {status}" for status, count in summary.timings.most_common()) or "none"
@@ -359,4 +362,7 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
         allow = "" if devices else " --allow-modelled"
         click.echo(f"Next: {command_name()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
     elif any("vmem_oom" in by_status for by_status in seen.statuses.values()):
-        click.echo("Next: try smaller --kv-pages and --queries, or a larger --vmem-limit")
+        most = hardware(request.generation).vmem_bytes
+        room = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
+        larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if room else ""
+        click.echo(f"Next: try smaller --kv-pages and --queries{larger}")

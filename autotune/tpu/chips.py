@@ -152,3 +152,23 @@ def vmem_limit(generation: Generation, vmem_limit_bytes: int | None) -> int:
     if vmem_limit_bytes is None:
         return generation.scoped_vmem_bytes
     return min(vmem_limit_bytes, hardware(generation).vmem_bytes)
+
+
+def beyond_vmem(generation: Generation, vmem_limit_bytes: int | None) -> str:
+    """What to say of a limit of which a core has not that much; '' where it has.
+
+    Such a limit is one that stacks pass, the same to every generation, and the core's own VMEM is what counts.
+
+    Raises:
+      UsageError: no generation has as much.
+    """
+    most = max(hardware(any_of_them).vmem_bytes for any_of_them in GENERATIONS.values())
+    has = hardware(generation).vmem_bytes
+    if vmem_limit_bytes is None or vmem_limit_bytes <= has:
+        return ""
+    limit = f"{vmem_limit_bytes / MIB:.10g} MiB"
+    if vmem_limit_bytes > most:
+        raise UsageError(
+            f"--vmem-limit of {limit} is more VMEM than any TPU has: {generation} has {has // MIB} MiB"
+        )
+    return f"{generation} has {has // MIB} MiB of VMEM, so --vmem-limit of {limit} is as {has // MIB} MiB"
