@@ -49,14 +49,6 @@ class CompilePool(Pool):
     def __init__(self, jobs: int, timeout: float) -> None:
         self.jobs = jobs
         self._timeout = timeout
-        self._folder, self._in_use = scratch_folder("autotune-compile-")
-        # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
-        self._pool = pebble.ProcessPool(
-            max_workers=jobs,
-            context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(str(self._folder), os.getpid()),
-        )
 
     def __enter__(self) -> Self:
         # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
@@ -64,7 +56,15 @@ class CompilePool(Pool):
         _start_resource_tracker()  # once started from such a thread, it would lift the mask again
         self._others = set(multiprocessing.active_children())
         with _ctrl_c_kept() as kept:
+            self._folder, self._in_use = scratch_folder("autotune-compile-")
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
+            self._pool = pebble.ProcessPool(
+                max_workers=self.jobs,
+                context=multiprocessing.get_context("spawn"),
+                initializer=_start_worker,
+                initargs=(str(self._folder), os.getpid()),
+            )
             try:
                 _ = self._pool.active  # starts the pool
             finally:
@@ -211,16 +211,21 @@ def _start_resource_tracker() -> None:
 
 @contextlib.contextmanager
 def _ctrl_c_kept() -> Iterator[list[int]]:
-    """Note the Ctrl-Cs that come meanwhile; only the main thread may, and only it is interrupted by them."""
+    """Note the Ctrl-Cs that come meanwhile, and a SIGTERM that is answered in the same way; only the main
+    thread may, and only it is interrupted by them."""
     kept: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield kept
         return
-    before = signal.signal(signal.SIGINT, lambda signum, frame: kept.append(signum))
+    numbers = [
+        n for n in (signal.SIGINT, signal.SIGTERM) if n == signal.SIGINT or callable(signal.getsignal(n))
+    ]
+    before = {number: signal.signal(number, lambda signum, frame: kept.append(signum)) for number in numbers}
     try:
         yield kept
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _start_worker(folder: str, parent: int) -> None:

@@ -172,12 +172,9 @@ def test_a_reader_that_has_seen_enough(home: Home, undisturbed: Home, told: Told
     told("`autotune show r \\| head -1`", first.strip(), "exit 0, and no complaint")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "held"),
-    [
-        pytest.param("was left by a killed process", False, marks=pytest.mark.slow),
-        ("is held by another process", True),
-    ],
+    ("fault", "held"), [("was left by a killed process", False), ("is held by another process", True)]
 )
 def test_libtpus_lockfile(home: Home, told: Told, fault: str, held: bool) -> None:
     """Compiling asks for no TPU: a lockfile that a killed process left, or that one holds, is no matter."""
