@@ -235,6 +235,7 @@ class DeviceSweep:
                 self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
             elif found := self._sharing.next():
                 task = Task(self._request.generation.name, found)
+                self._progress.compiling(task)
                 self._pool.submit(task, functools.partial(self._modelled, task))
             else:
                 break

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from autotune import results
 from autotune.eta import seconds_left
-from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.measure import Result
 from autotune.pool import Task
 from autotune.search import Outlook
@@ -38,13 +38,14 @@ class Part(NamedTuple):
 class CompileProgress:
     """Follows the compiles of a sweep on standard error; a context manager, to be left before the pool is.
 
-    candidates: what the programs are compiled for, to say how many compiles are saved; None for no word of
-    it. notice: where nobody watches, seconds after which a line says what is being waited for; None for none.
-    verbose: say of each failure what the compiler said.
+    candidates: what the programs are compiled for, to say how many of them need no compile; None for no word
+    of it. notice: where nobody watches, seconds after which a line says what is being waited for; None for
+    none. verbose: say of each failure what the compiler said.
 
     The estimate weighs programs by how long each is expected to compile, and is scaled by how long those
     before it took. Where keys are timed as well, that takes the longer, and keys are counted: how long one
-    takes is known when the first is done.
+    takes is known when the first is done. While there is no estimate, as when the time has passed, the
+    compile that has been under way for longest is named.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class CompileProgress:
         self._keys: tuple[int, int] | None = None  # timed, and all
         self._statuses: Counter[str] = Counter()
         self._best = Best()
+        self._under_way = UnderWay(jobs)
         self._start = self._logged = self._told = time.monotonic()
         # Seconds from when it was last told something.
         self._estimate: float | None = seconds_left(0.0, 0.0, outlook.seconds, jobs)
@@ -106,10 +108,16 @@ class CompileProgress:
         left = self._estimate - (time.monotonic() - self._told)
         return left if left > 0 else None
 
+    def compiling(self, task: Task) -> None:
+        """One more program is given to the pool."""
+        with self._lock:
+            self._under_way.add(task)
+
     def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None:
         """One more program has its verdict; outlook: what is left after it."""
         with self._lock:
             self._count += 1
+            self._under_way.remove(task)
             self._done += expected_compile_seconds(task.program)
             self._statuses[verdict.status] += 1
             self._expect(outlook)
@@ -187,16 +195,22 @@ class CompileProgress:
     def _parts(self) -> list[Part]:
         failed = self._count - self._statuses["ok"]
         parts = [Part(f"{self._count}/{self._programs} compiled", 0)]
+        if self.seconds_left is None and (longest := self._under_way.longest()):
+            pair, seconds = longest
+            parts.append(Part(f"compiling {pair[0]},{pair[1]} for {duration(seconds)}", 2))
         if failed:
             parts.append(Part(f"{failed} failed", 2))
         if self._candidates is not None and self._candidates > self._programs:
-            parts.append(Part(f"{self._candidates - self._programs} saved", 4))
+            parts.append(Part(f"{self._candidates - self._programs} need no compile", 4))
         if self._keys:
             parts.append(Part(f"{self._timings} timings", 5))
             parts.append(Part(f"{self._keys[0]}/{self._keys[1]} keys timed", 1))
         if best := self._best.pair:
-            parts.append(Part(f"best {best[0]},{best[1]}", 3))
+            whose = "latest key's best" if self._best.several else "best"
+            parts.append(Part(f"{whose} {best[0]},{best[1]}", 3))
             parts.append(Part(self._best.latency, 6))
+            if self._best.several:
+                parts.append(Part(self._best.key, 7))
         return parts
 
     def _times(self) -> str:
@@ -223,9 +237,14 @@ class Best:
 
     def __init__(self) -> None:
         self._latencies: dict[tuple[TableKey, str], dict[BlockSizes, dict[str, float]]] = {}
-        self._now: tuple[TableKey, str] | None = None
         self.pair: BlockSizes | None = None
         self.latency = ""  # with where it comes from
+        self.key = ""  # what tells one key from another in most sweeps
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one key was recorded."""
+        return len({key for key, _ in self._latencies}) > 1
 
     def add(self, row: Mapping[str, Any]) -> None:
         """An interpreter's row says nothing of what is best."""
@@ -247,6 +266,39 @@ class Best:
         if means:
             self.pair = min(means, key=lambda blocks: (means[blocks], blocks))
             self.latency = f"{row['source']} {means[self.pair]:.4g} us"
+            heads = f"{key.num_q_heads_per_blk}/{key.num_kv_heads_per_blk}"
+            self.key = (
+                f"q/kv {heads} page {key.page_size} tokens {key.max_num_batched_tokens} "
+                f"length {key.max_model_len}"
+            )
+
+
+class UnderWay:
+    """The programs that are given to a pool and not compiled; as many as it has jobs are being compiled."""
+
+    def __init__(self, jobs: int) -> None:
+        self._jobs = jobs
+        self._since: dict[Program, float | None] = {}  # in their order; None: waits for a worker
+
+    def add(self, task: Task) -> None:
+        self._since[task.program] = None
+        self._start()
+
+    def remove(self, task: Task) -> None:
+        self._since.pop(task.program, None)  # one that another sweep compiled was never here
+        self._start()
+
+    def _start(self) -> None:
+        for program in list(self._since)[: self._jobs]:
+            if self._since[program] is None:
+                self._since[program] = time.monotonic()
+
+    def longest(self) -> tuple[BlockSizes, float] | None:
+        """The block sizes of the one that has been compiled for longest, and for how many seconds."""
+        for program, since in self._since.items():
+            if since is not None:
+                return program.blocks, time.monotonic() - since
+        return None
 
 
 class _Line:

@@ -54,7 +54,10 @@ class Summary:
 
 
 class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
-    """Told of each program that has its verdict, with what is left after it, and of new rows."""
+    """Told of each program that is to be compiled, of each that has its verdict, with what is left after it,
+    and of new rows."""
+
+    def compiling(self, task: Task) -> None: ...
 
     def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
 
@@ -177,7 +180,9 @@ def run(
                     learn(Task(request.generation.name, program), verdict, trials)
                 if found := sharing.next():
                     compiling += 1
-                    return Task(request.generation.name, found)
+                    task = Task(request.generation.name, found)
+                    progress.compiling(task)
+                    return task
                 if compiling or not sharing.elsewhere:
                     return None
                 sharing.wait()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import select
 import stat
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -86,3 +89,15 @@ def folded(line: str, width: int = WIDTH) -> str:
 def printable(text: str) -> str:
     """Text of others without what could steer a terminal; a tab is a space."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
+
+
+@contextlib.contextmanager
+def said_if_slow(text: str, seconds: float = 2.0) -> Iterator[None]:
+    """Say a line, from another thread, if what is done meanwhile takes so long."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.daemon = True  # no exit waits for it
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -54,7 +54,9 @@ def compile_all(
             return None
         program = waiting.pop()
         under_way.add(program)
-        return Task(generation.name, program)
+        task = Task(generation.name, program)
+        progress.compiling(task)
+        return task
 
     progress = CompileProgress(Outlook.of(waiting), at_once, notice=NOTICE_SECONDS)
     with CompilePool(at_once, timeout) as pool, progress:

@@ -45,6 +45,8 @@ class Quiet(contextlib.AbstractContextManager["Quiet"]):
         self.modelled = 0
         self.results: list[Result] = []
 
+    def compiling(self, task: Task) -> None: ...
+
     def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None:
         self.modelled += 1
 

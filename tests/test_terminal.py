@@ -11,6 +11,7 @@ import select
 import struct
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +23,11 @@ from click.testing import CliRunner
 
 from autotune import progress
 from autotune.cli import COMMANDS, cli
-from autotune.progress import Best, CompileProgress, Part, clock, fitted
+from autotune.pool import Task
+from autotune.progress import Best, CompileProgress, Part, UnderWay, clock, fitted
 from autotune.search import Outlook
-from autotune.terminal import folded, printable
-from tests.conftest import command_line, user_environment
+from autotune.terminal import folded, printable, said_if_slow
+from tests.conftest import command_line, program, user_environment
 from tests.test_sweep import SWEEP
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -186,7 +188,38 @@ def test_where_nobody_watches_there_are_plain_lines_and_few(
     monkeypatch.setattr(progress, "LOG_EVERY_SECONDS", 0.0)
     with CompileProgress(Outlook(2, 100.0), 1, candidates=5):
         time.sleep(0.3)
-    assert re.fullmatch(r"0/2 compiled, 3 saved, 0:00, \d+ (s|min) left\n", capsys.readouterr().err)
+    assert re.fullmatch(r"0/2 compiled, 3 need no compile, 0:00, \d+ (s|min) left\n", capsys.readouterr().err)
+    with CompileProgress(Outlook(2, 100.0), 1, candidates=5) as waiting:
+        waiting.keys_timed(0, 2)  # so that there is no estimate
+        waiting.compiling(Task("v6e", program(8, 32)))
+        time.sleep(0.3)
+    assert "0/2 compiled, compiling 8,32 for 1 s, 3 need no compile, " in capsys.readouterr().err
+
+
+def test_what_has_been_compiled_for_longest_does_not_count_its_wait_for_a_worker() -> None:
+    tasks = [Task("v6e", program(pages, 32)) for pages in (4, 8)]
+    under_way = UnderWay(1)
+    for task in tasks:
+        under_way.add(task)
+    time.sleep(0.05)
+    first = under_way.longest()
+    assert first and first[0] == (4, 32) and first[1] > 0
+    under_way.remove(tasks[0])
+    second = under_way.longest()
+    assert second and second[0] == (8, 32) and second[1] < first[1]
+    under_way.remove(tasks[1])
+    assert under_way.longest() is None
+
+
+def test_slow_work_is_named_and_quick_work_is_not(capfd: pytest.CaptureFixture[str]) -> None:
+    with said_if_slow("planning 3 keys ...", 600.0):
+        pass
+    assert capfd.readouterr().err == ""
+    with said_if_slow("planning 3 keys ...", 0.0):
+        for thread in threading.enumerate():
+            if isinstance(thread, threading.Timer):
+                thread.join()
+    assert capfd.readouterr().err == "planning 3 keys ...\n"
 
 
 @pytest.mark.parametrize("columns", [200, 80, 64, 40, 24])
@@ -194,7 +227,7 @@ def test_the_line_fits_and_the_least_telling_goes_first(columns: int) -> None:
     parts = [
         Part("118/118 compiled", 0),
         Part("14 failed", 2),
-        Part("5824 saved", 4),
+        Part("5824 need no compile", 4),
         Part("best 128,128", 3),
         Part("modelled 1234 us", 6),
     ]
@@ -205,9 +238,10 @@ def test_the_line_fits_and_the_least_telling_goes_first(columns: int) -> None:
     shown = {part.text: part.text in text for part in parts}
     assert all(shown.values()) == (columns == 200)
     if columns == 80:
-        assert [name for name, there in shown.items() if not there] == ["modelled 1234 us"]
+        gone = [name for name, there in shown.items() if not there]
+        assert gone == ["5824 need no compile", "modelled 1234 us"]
     if columns == 64:
-        assert shown["14 failed"] and not shown["5824 saved"]
+        assert shown["14 failed"] and not shown["5824 need no compile"]
 
 
 def test_the_best_so_far_is_of_one_key_and_compares_like_with_like() -> None:
@@ -238,7 +272,10 @@ def test_the_best_so_far_is_of_one_key_and_compares_like_with_like() -> None:
     best.add(row((8, 32), "a", 150.0, "measured"))  # a clock has the last word
     assert (best.pair, best.latency) == ((8, 32), "measured 150 us")
     best.add(row((16, 32), "a", 1.0, "modelled"))
-    assert best.pair == (8, 32)
+    assert best.pair == (8, 32) and not best.several
+    best.add({**row((1, 32), "a", 600.0, "modelled"), "max_model_len": 4096})
+    assert best.several and (best.pair, best.latency) == ((1, 32), "modelled 600 us")
+    assert best.key == "q/kv 8/2 page 128 tokens 1024 length 4096"
 
 
 def test_times_and_texts() -> None:

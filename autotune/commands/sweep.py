@@ -215,7 +215,7 @@ def command(
     from autotune.shard import Shard
     from autotune.shard import keys as keys_of_shard
     from autotune.store import Store, default_path
-    from autotune.terminal import say
+    from autotune.terminal import said_if_slow, say
     from autotune.tpu import chips
 
     keys = selection.keys(target or ("v6e" if interpret else None))
@@ -243,8 +243,9 @@ def command(
     part = Shard(*shard) if shard else None
     if part and (measured or interpret):
         request = dataclasses.replace(request, keys=keys_of_shard(request, part))
-    plan = sweep.load(out or Path(os.devnull), request, store, None if measured or interpret else part)
-    search = sweep.search_for(request, plan)
+    with said_if_slow(f"planning {_count(len(request.keys), 'key')} ..."):
+        plan = sweep.load(out or Path(os.devnull), request, store, None if measured or interpret else part)
+        search = sweep.search_for(request, plan)
     cores = jobs or place.jobs
     _announce(request, plan, search, cores, part)
     if dry_run:

@@ -157,7 +157,7 @@ def vmem_limit(generation: Generation, vmem_limit_bytes: int | None) -> int:
 def beyond_vmem(generation: Generation, vmem_limit_bytes: int | None) -> str:
     """What to say of a limit of which a core has not that much; '' where it has.
 
-    Such a limit is one that stacks pass, the same to every generation, and the core's own VMEM is what counts.
+    Stacks pass such a limit, the same to every generation, and the core's own VMEM is what counts.
 
     Raises:
       UsageError: no generation has as much.
