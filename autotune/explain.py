@@ -68,7 +68,7 @@ class Explanation:
         return list(dict.fromkeys(found + ([self.best[0]] if self.best else [])))
 
 
-def steps_of(problem: Problem) -> tuple[list[Step], TableKey]:
+def steps_of(problem: Problem, target: str = "v6e") -> tuple[list[Step], TableKey]:
     """How a call's shape becomes the key that JAX looks up.
 
     Raises:
@@ -76,7 +76,7 @@ def steps_of(problem: Problem) -> tuple[list[Step], TableKey]:
     """
     heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
     if heads is None:
-        raise UsageError(explain_untileable(problem))
+        raise UsageError(explain_untileable(problem, target))
     key = table_key(problem)
     pages = f"{problem.page_size} x {problem.pages_per_seq} pages"
     return [
@@ -113,7 +113,7 @@ def explain(
     Raises:
       UsageError: the kernel cannot tile the heads.
     """
-    steps, key = steps_of(problem)
+    steps, key = steps_of(problem, generation.name)
     said = [_said(table, problem, key, generation) for table in tables]
     best = None
     if board is not None and (found := board.best(generation.name, key)):

@@ -34,9 +34,12 @@ class Option:
     def time(self) -> str:
         """What a call takes with this layout, modelled; with its own there is no time, as it cannot run."""
         if self.target is None:
-            return "its time depends on --target"
+            return "its time: `autotune keys --target v6e ...`"
         if self.estimate is None:
-            return f"its time on {self.target} is not known, as no program of it was compiled"
+            return (
+                f"its time on {self.target} is not known: `autotune keys --target {self.target} ...` "
+                "compiles for it"
+            )
         blocks, seconds, origin = self.estimate
         return (
             f"modelled {self.turns * seconds * 1e6:.4g} us a call on {self.target} with {tuple(blocks)}, by "
@@ -107,11 +110,22 @@ def nearest(choices: Sequence[Option]) -> Option:
     return choices[0]
 
 
-def refusal(problem: Problem, choices: Sequence[Option]) -> str:
-    """Why no key can be tuned for these heads, and what each layout that has one would cost; one line."""
-    layouts = " or as ".join(
-        f"{option.layout.num_kv_heads} KV and {option.layout.num_q_heads} query heads "
-        f"({option.layout.how}: {option.cost()})"
-        for option in choices
-    )
-    return f"{why_not(problem)}; lay the heads out as {layouts}; --pad-heads sweeps the first"
+def refusal(problem: Problem, choices: Sequence[Option], free: Sequence[tuple[int, int, int]] = ()) -> str:
+    """Why no key can be tuned for these heads, and a line for each way out with what it would cost.
+
+    free: (chips, query heads, KV heads) of divisions among other numbers of chips, which cost nothing.
+    """
+    lines = [f"{why_not(problem)}. What would do:"]
+    if free:
+        tp, q_heads, kv_heads = free[0]
+        lines.append(
+            f"--tp {','.join(str(chips) for chips, *_ in free)}, with nothing padded (--tp {tp}: {q_heads} "
+            f"query and {kv_heads} KV heads on a chip)"
+        )
+    for option in choices:
+        lines.append(
+            f"{option.layout.num_kv_heads} KV and {option.layout.num_q_heads} query heads "
+            f"({option.layout.how}: {option.cost()})"
+            + ("; --pad-heads sweeps this" if option == nearest(choices) else "")
+        )
+    return "\n  ".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 
@@ -12,7 +13,7 @@ from autotune.heads import Option, nearest, options, refusal
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Problem, TableKey
 from autotune.kernel.tiling import canonical_key, sweep_key
 from autotune.key_files import MAX_KEYS
-from autotune.models import Model, per_chip, recommended_page_size
+from autotune.models import Model, divisors, per_chip, recommended_page_size
 
 # vLLM's max_num_batched_tokens where nobody gives one (SchedulerConfig in vllm/config/scheduler.py).
 DEFAULT_TOKENS = 2048
@@ -34,10 +35,11 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """One call's shape that a key is wanted for, and who wants it."""
+    """One call's shape that a key is wanted for, and who wants it; the model, where it is one's."""
 
     problem: Problem
     origin: str
+    model: Model | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,25 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
                             pages_per_seq=-(-length // page),
                             max_num_seqs=serving.max_num_seqs,
                         )
-                        yield Asked(problem, f"{model.name} tp={tp}{layers}")
+                        yield Asked(problem, f"{model.name} tp={tp}{layers}", model)
+
+
+def unpadded(model: Model, problem: Problem) -> Iterator[tuple[int, int, int]]:
+    """(chips, query heads, KV heads) of each division of a model's heads that needs no padding.
+
+    problem: for what else decides that. The heads are those of the model's first kind of layers.
+    """
+    for tp in divisors(model.attentions[0]):
+        try:
+            heads = [per_chip(model, attention, tp) for attention in model.attentions]
+            for attention, (q_heads, kv_heads) in zip(model.attentions, heads, strict=True):
+                dim = attention.head_dim
+                sweep_key(
+                    dataclasses.replace(problem, num_q_heads=q_heads, num_kv_heads=kv_heads, head_dim=dim)
+                )
+        except UsageError:
+            continue
+        yield tp, *heads[0]
 
 
 def resolve(
@@ -108,7 +128,8 @@ def resolve(
         except UsageError:
             choices = options(one.problem, estimates)
             if not pad_heads:
-                raise UsageError(f"{one.origin}: {refusal(one.problem, choices)}") from None
+                free = list(itertools.islice(unpadded(one.model, one.problem), 12)) if one.model else []
+                raise UsageError(f"{one.origin}: {refusal(one.problem, choices, free)}") from None
             layout = nearest(choices)
             entries.append(Entry(layout.key, one.origin, one.problem, layout))
     return entries

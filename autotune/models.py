@@ -47,6 +47,12 @@ def window_note(window: int, where: str) -> str:
     )
 
 
+def divisors(attention: Attention) -> list[int]:
+    """The numbers of chips that heads can be divided among, as `per_chip` does it."""
+    q_heads, kv_heads = attention.num_q_heads, attention.num_kv_heads
+    return [n for n in range(1, q_heads + 1) if q_heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+
+
 def per_chip(model: Model, attention: Attention, tp: int) -> tuple[int, int]:
     """(query heads, KV heads) on each of tp chips.
 
@@ -58,10 +64,7 @@ def per_chip(model: Model, attention: Attention, tp: int) -> tuple[int, int]:
       UsageError: the heads cannot be divided so.
     """
     q_heads, kv_heads = attention.num_q_heads, attention.num_kv_heads
-    fitting = [
-        n for n in range(1, q_heads + 1) if q_heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
-    ]
-    takes = f"--tp {', '.join(map(str, fitting[:12]))} would do"
+    takes = f"--tp {', '.join(map(str, divisors(attention)[:12]))} would do"
     if q_heads % tp:
         raise UsageError(
             f"{model.name}: {q_heads} query heads cannot be divided among --tp {tp} chips: {takes}"

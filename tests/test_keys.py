@@ -177,7 +177,8 @@ def test_twelve_and_six_heads_are_padded_to_sixteen_and_eight() -> None:
     assert "mine: q_heads=12, kv_heads=6" in said
     assert "num_combined_kv_heads=12 can not be XLA fully tiled" in said
     assert "8 KV and 16 query heads (padded: 1.33 times the KV cache, 1.33 times the query heads" in said
-    assert "--pad-heads sweeps the first" in said
+    assert said.splitlines()[1].endswith("; --pad-heads sweeps this")
+    assert "--tp" not in said
     (entry,) = resolve(asked, pad_heads=True)
     assert entry.key[2:4] == (16, 8)
     assert entry.padded
@@ -186,6 +187,19 @@ def test_twelve_and_six_heads_are_padded_to_sixteen_and_eight() -> None:
         "12 query and 6 KV heads do not tile; serving must pad q to 16 heads and KV pages to 8 KV heads, and "
         "drop the output of the added 4: 1.33 times the KV cache"
     )
+
+
+def test_numbers_of_chips_at_which_nothing_is_padded_are_named() -> None:
+    model = parse_config(
+        {"num_attention_heads": 12, "num_key_value_heads": 6, "head_dim": 128}, "mine", "mine"
+    )
+    with pytest.raises(UsageError) as raised:
+        resolve(of_model(model, Serving(tps=(1, 3), lengths=(4096,))))
+    cause, free, padded = str(raised.value).splitlines()
+    assert cause.startswith("mine tp=1: q_heads=12, kv_heads=6")
+    assert free.startswith("  --tp 3,6,12, with nothing padded (--tp 3: 4 query and 2 KV heads on a chip)")
+    assert padded.startswith("  8 KV and 16 query heads")
+    assert resolve(of_model(model, Serving(tps=(3, 6, 12), lengths=(4096,))))
 
 
 def test_a_single_fp8_head_is_kept_twice_which_pads_no_query_head() -> None:

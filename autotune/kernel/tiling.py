@@ -130,10 +130,21 @@ def supported_layouts(problem: Problem) -> Iterator[HeadLayout]:
             break
 
 
-def explain_untileable(problem: Problem) -> str:
-    """One line: why the kernel refuses these heads, and which layouts it takes."""
+def explain_untileable(problem: Problem, target: str = "v6e") -> str:
+    """Why the kernel refuses these heads, which layouts it takes, and what sweeps the cheapest."""
     layouts = (
         f"{layout.num_kv_heads} KV and {layout.num_q_heads} query heads ({layout.how})"
         for layout in supported_layouts(problem)
     )
-    return f"{why_not(problem)}; lay the heads out as " + " or as ".join(layouts) + " and sweep that"
+    dtypes = "".join(
+        f",{name}={dtype}"
+        for name, dtype in (("q_dtype", problem.q_dtype), ("kv_dtype", problem.kv_dtype))
+        if dtype != "bfloat16"
+    )
+    return (
+        f"{why_not(problem)}; lay the heads out as {' or as '.join(layouts)}. To sweep the cheapest:\n"
+        f"  autotune sweep --target {target} --out results/padded --pad-heads --shape "
+        f"q_heads={problem.num_q_heads},kv_heads={problem.num_kv_heads},head_dim={problem.head_dim},"
+        f"page_size={problem.page_size},max_num_batched_tokens={problem.max_num_batched_tokens},"
+        f"max_model_len={problem.max_model_len}{dtypes}"
+    )

@@ -97,6 +97,7 @@ def test_twelve_query_and_six_kv_heads() -> None:
     said = explain_untileable(problem(12, 6))
     assert "num_combined_kv_heads=12 can not be XLA fully tiled" in said
     assert "8 KV and 16 query heads (padded)" in said
+    assert "autotune sweep --target v6e --out results/padded --pad-heads --shape q_heads=12," in said
     assert not re.search(r"\b12 KV", said)
     assert heads_per_blk(12, 12, "bfloat16", "bfloat16") is None
 
