@@ -22,7 +22,7 @@ $(VENV)/installed-test: $(VENV)/installed
 demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not here, emit their table
 	$(BIN)/autotune sweep --target v6e --preset smoke --out $(DEMO)
 	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO)/tuned_block_sizes.py
-	@echo 'The table is there. Next: . $(BIN)/activate, then sweep a shape of your own (autotune sweep --help).'
+	@echo 'To type autotune without its path: . $(BIN)/activate. A shape of your own: autotune sweep --help'
 
 test: $(VENV)/installed-test lint browser  ## everything but the slow suite
 	$(BIN)/python -m pytest -m 'not slow'

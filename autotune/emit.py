@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune import merge, results, winners
+from autotune import gather, merge, results, unfinished, winners
 from autotune.errors import UsageError
 from autotune.folders import Folder
-from autotune.incumbents import incumbents_of
+from autotune.incumbents import incumbents_of, uncompared
 from autotune.kernel import rpa
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.merge import Merged, Tables, tables_of
@@ -18,7 +19,9 @@ from autotune.tables import source as source_module
 from autotune.tables.convert import convert
 from autotune.tables.dialects import JAX, Dialect
 from autotune.tables.table import Table
+from autotune.terminal import counted
 from autotune.tpu.chips import GENERATIONS, MIB
+from autotune.unfinished import Begun
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,12 +42,16 @@ class Emitted:
 class Winners:
     """Winning lines of a results folder, and the table that they make with the one that they go into.
 
-    lines: as `winners.choose` gives them. merged: None without a base.
+    lines: as `winners.choose` gives them. merged: None without a base. unfinished: sweeps into the folder
+    that have not come to their end. uncompared: see `incumbents.uncompared`; none with a base, whose merge
+    tells.
     """
 
     lines: pd.DataFrame
     base: Table | None = None
     merged: Merged | None = None
+    unfinished: Sequence[Begun] = ()
+    uncompared: Sequence[BlockSizes] = ()
 
     @property
     def tables(self) -> Tables:
@@ -78,20 +85,25 @@ def read(
             "kernel is right, not how fast it is: no table is made of such a folder; sweep into another one, "
             "on a TPU, or for a --target without one"
         )
+    begun = unfinished.read(folder, target)
+    held = set(frame["target"])
     if target is not None:
         frame = frame[frame["target"] == target].reset_index(drop=True)
+    if frame.empty:
+        raise UsageError(gather.nothing([folder], target, held))
     scored = winners.scores(frame)
     if scored.empty:
         of = f" for {target}" if target else ""
         raise UsageError(
-            f"results folder {str(folder)!r} has {len(frame)} rows{of} and no candidate that is ok: nothing "
-            f"can win; `autotune show {folder}` says what failed"
+            f"results folder {str(folder)!r} has {counted(len(frame), 'row')}{of} and no candidate that is "
+            f"ok: nothing can win; `autotune show {folder}` says what failed"
         )
     today = incumbents_of(scored)
     if base is None:
-        return Winners(winners.choose(scored, today))
+        lines = winners.choose(scored, today)
+        return Winners(lines, unfinished=begun, uncompared=uncompared(frame, scored, lines))
     lines = winners.choose(scored, merge.incumbents(base, today))
-    return Winners(lines, base, merge.merge(frame, scored, lines, base, min_gain))
+    return Winners(lines, base, merge.merge(frame, scored, lines, base, min_gain), begun)
 
 
 def emit(
@@ -193,7 +205,7 @@ def _under_jaxs_names(won: Winners, provenance: dict[str, Any]) -> Table:
 
 
 def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
-    """What a reviewer asks of a table; nothing in it depends on when or where it is emitted."""
+    """What a reviewer asks of a table; of finished sweeps, nothing in it depends on when or where."""
     settings = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]
     text = []
     modelled = int((lines["source"] == results.MODELLED).sum())
@@ -210,6 +222,8 @@ def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
             f"merged into {won.base.origin} ({won.base.provenance.get('source', 'of unknown source')}):",
             *textwrap.wrap(str(won.merged), 96),
         ]
+    for sweep in won.unfinished:
+        text += textwrap.wrap(f"UNFINISHED: {sweep}: values may change.", 96)
     counts = sorted(lines["target"].value_counts().items())
     text += [
         f"keys: {', '.join(f'{count} {target}' for target, count in counts)}",

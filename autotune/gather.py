@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from autotune import folders, results
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.rowcodes import Codes, codes
+from autotune.terminal import printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,6 +136,22 @@ def _write(folder: Folder, target: str, rows: pa.Table) -> str:
     name = f"rows-{target}-{hashlib.sha256(content).hexdigest()[:32]}.parquet"
     folders.publish(folder, name, content)
     return name
+
+
+def nothing(folders: Sequence[Folder], target: str | None, held: Collection[str] = ()) -> str:
+    """What to say of folders without a row (of a target); rows may be in folders below, which are not looked
+    into. held: the targets of the rows that there are.
+    """
+    names = ", ".join(repr(str(folder)) for folder in folders)
+    if held:
+        have = ", ".join(sorted(map(printable, held)))
+        return f"{names}: no rows for {target}, but for {have}: name one of these with --target"
+    here = [folder for folder in folders if isinstance(folder, Path)]
+    below = sorted({path.parent for folder in here for path in folder.glob("*/*.parquet")})
+    if below:
+        return f"{names}: no rows in the folder itself: name those in it: {' '.join(map(str, below[:5]))}"
+    of = f" for {target}" if target else ""
+    return f"{names}: no rows{of}: `autotune sweep --out` makes some"
 
 
 def inventory(folder: Folder) -> dict[str, Any]:

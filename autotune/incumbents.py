@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.kernel import rpa
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import KEY_COLUMNS
+from autotune.results import BLOCK_COLUMNS, KEY_COLUMNS, rows_of
+from autotune.terminal import counted
 from autotune.tpu.chips import GENERATIONS, Generation
-from autotune.winners import keys_of
+from autotune.winners import ENTRY, blocks_of, keys_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,3 +48,41 @@ def incumbents_of(scored: pd.DataFrame) -> dict[tuple[str, TableKey], list[Block
         for target, key in zip(lines["target"], keys_of(lines), strict=True)
         if target in GENERATIONS
     }
+
+
+def uncompared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[BlockSizes]:
+    """What a look-up answers today for those winners that were not compared with it, as it was not swept.
+
+    frame: the rows, of which scored and chosen are what `winners.scores` and `winners.choose` make. A pair
+    that was tried and failed is no rival, and counts as compared.
+    """
+    answers = {entry: pairs[0] for entry, pairs in incumbents_of(chosen).items()}
+    today = [answers.get(entry) for entry in zip(chosen["target"], keys_of(chosen), strict=True)]
+    pairs = {pair for pair in today if pair}
+
+    columns = [*ENTRY, *BLOCK_COLUMNS]
+
+    def entries(rows: pd.DataFrame) -> set[tuple[object, ...]]:
+        for column, values in zip(BLOCK_COLUMNS, zip(*pairs, strict=True), strict=True):
+            rows = rows[rows[column].isin(values)]
+        return {tuple(row[c] for c in columns) for row in rows_of(rows[columns].drop_duplicates())}
+
+    if not pairs:
+        return []
+    tried = entries(scored) | entries(frame[frame["status"] != "ok"])
+    return [
+        pair
+        for won, blocks, pair in zip(rows_of(chosen[ENTRY]), blocks_of(chosen), today, strict=True)
+        if pair and pair != blocks and (*(won[c] for c in ENTRY), *pair) not in tried
+    ]
+
+
+def uncompared_text(missing: Sequence[BlockSizes], winners: int) -> str:
+    """What to say of `uncompared` pairs, and what to type to have them swept."""
+    was, adds = ("was", "it") if len(missing) == 1 else ("were", "them")
+    pages, queries = (",".join(map(str, sorted(set(values)))) for values in zip(*missing, strict=True))
+    return (
+        f"{len(missing)} of {counted(winners, 'winner')} {was} not compared with what JAX's look-up answers "
+        "today, as its pair has no row (not among the block sizes that were named, or predicted not to win): "
+        f"the same sweep with --kv-pages {pages} --queries {queries} adds {adds}"
+    )

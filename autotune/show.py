@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from autotune import results, unfinished, winners
+from autotune import gather, results, unfinished, winners
+from autotune.errors import UsageError
 from autotune.folders import Folder
-from autotune.incumbents import Incumbent, incumbent, incumbents_of
+from autotune.incumbents import Incumbent, incumbent, incumbents_of, uncompared
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
 from autotune.terminal import printable
@@ -45,24 +46,32 @@ class Line(NamedTuple):
 
 class Overview(NamedTuple):
     """The winners; how many candidates have each status, by source; keys for which nothing is ok, and why;
-    sweeps that have begun and not ended, with how many of their keys have no row.
+    sweeps that have begun and not ended, with how many of their keys have no row; what a look-up answers
+    today for winners that were not compared with it.
     """
 
     lines: list[Line]
     statuses: dict[str, dict[str, int]]
     without_winner: list[tuple[str, TableKey, str]]
     unfinished: list[tuple[Begun, int]]
+    uncompared: list[BlockSizes]
 
 
-def overview(folder: Folder, target: str | None = None) -> Overview:
+def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -> Overview:
     """What a results folder holds.
 
+    empty: whether it may hold nothing; else a sweep into it has at least begun.
+
     Raises:
-      UsageError: the folder cannot be read.
+      UsageError: the folder cannot be read, or holds nothing and may not.
     """
     frame = results.read(folder, winners.READ_COLUMNS)
+    begun = unfinished.read(folder, target)
+    held = set(frame["target"])
     if target is not None:
         frame = frame[frame["target"] == target]
+    if frame.empty and not begun and not empty:
+        raise UsageError(gather.nothing([folder], target, held))
     scored = winners.scores(frame)
     chosen = winners.choose(scored, incumbents_of(scored))
     candidate = [*winners.ENTRY, *winners.TOOLS, *results.BLOCK_COLUMNS]
@@ -71,7 +80,6 @@ def overview(folder: Folder, target: str | None = None) -> Overview:
     for source, status in zip(each["source"], each["status"], strict=True):
         by_status = counts.setdefault(str(source), {})
         by_status[str(status)] = by_status.get(str(status), 0) + 1
-    begun = [sweep for sweep in unfinished.read(folder) if target in (None, sweep.target)]
     there = set(zip(frame["target"], winners.keys_of(frame), strict=True)) if begun else set()
     won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
     # Of a key without a winner, the candidate that came closest: the smallest overflow, if any.
@@ -84,7 +92,8 @@ def overview(folder: Folder, target: str | None = None) -> Overview:
         if (target, key) not in won
     ]
     waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
-    return Overview(compared(scored, chosen), counts, sorted(lost), waiting)
+    missing = uncompared(frame, scored, chosen)
+    return Overview(compared(scored, chosen), counts, sorted(lost), waiting, missing)
 
 
 def _why(row: dict[str, Any]) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune import results
+from autotune.incumbents import uncompared_text
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.show import Line, Overview
-from autotune.terminal import WIDTH, folded, printable
+from autotune.terminal import WIDTH, counted, folded, printable
 from autotune.tpu.chips import MIB
 
 if TYPE_CHECKING:
@@ -114,11 +115,13 @@ def _notes(seen: Overview) -> Iterator[str]:
         yield "candidates: none"
     for target, key, why in seen.without_winner:
         yield f"no winner on {target} for ({', '.join(map(str, key))}): {why}"
+    if seen.uncompared:
+        yield uncompared_text(seen.uncompared, len(seen.lines))
     for sweep, missing in seen.unfinished:
+        without = f"; {counted(missing, 'key')} without rows yet" if missing else ""
         yield (
-            f"unfinished: a sweep of {len(sweep.keys)} keys for {sweep.target}, begun {sweep.time} UTC, has "
-            f"not come to its end; {missing} of the keys have no rows yet. If it is not running, its command "
-            "goes on with it, and winners may change till then"
+            f"unfinished: {sweep}{without}. If it is not running, its command goes on with it, and winners "
+            "may change till then"
         )
 
 
@@ -234,4 +237,7 @@ def _cost(winner: BlockSizes, blocks: BlockSizes | None, cost: float | None) -> 
     if blocks == winner:
         return "="
     pair = f"{blocks[0]},{blocks[1]}"
-    return f"{pair} ?" if cost is None else f"{pair} +{(cost - 1) * 100:.0f}%"
+    if cost is None:
+        return f"{pair} ?"
+    percent = (cost - 1) * 100
+    return f"{pair} +{percent:.0f}%" if round(percent) else f"{pair} <1%"

@@ -86,6 +86,11 @@ def folded(line: str, width: int = WIDTH) -> str:
     return textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things: 1 key, 2 keys."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def printable(text: str) -> str:
     """Text of others without what could steer a terminal; a tab is a space."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)

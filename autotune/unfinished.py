@@ -11,31 +11,45 @@ import contextlib
 import datetime
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from autotune.files import whole
 from autotune.folders import Folder
 from autotune.kernel.problem import TableKey
+from autotune.terminal import counted
 from autotune.tpu.chips import GENERATIONS
 
 MAX_BYTES = 8 << 20  # some 100,000 keys; notes may come from others
+MAX_COMMAND = 2000  # characters; a longer one is no line to copy
 
 
 class Begun(NamedTuple):
-    """A sweep that has begun; time is UTC, as ISO 8601 writes it, to the minute."""
+    """A sweep that has begun; time is UTC, as ISO 8601 writes it, to the minute.
+
+    command: the arguments of `autotune` that began it and go on with it, empty if unknown.
+    """
 
     target: str
     time: str
     keys: tuple[TableKey, ...]
+    command: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return (
+            f"a sweep of {counted(len(self.keys), 'key')} for {self.target}, begun {self.time} UTC, has not "
+            "come to its end"
+        )
 
 
 @contextlib.contextmanager
-def noted(folder: Folder, target: str, keys: tuple[TableKey, ...], asked: Any) -> Iterator[None]:
+def noted(
+    folder: Folder, target: str, keys: tuple[TableKey, ...], asked: Any, command: Sequence[str] = ()
+) -> Iterator[None]:
     """Keep a note while a sweep is under way; it stays where the sweep does not come to its end.
 
-    asked: what was asked of each key, as a value whose repr tells it from others.
+    asked: what was asked of each key, as a value whose repr tells it from others. command: see `Begun`.
     """
     if not isinstance(folder, Path):
         yield
@@ -44,7 +58,8 @@ def noted(folder: Folder, target: str, keys: tuple[TableKey, ...], asked: Any) -
     path = folder / f".sweep-{kind}-{hashlib.sha256(repr(keys).encode()).hexdigest()[:16]}.json"
     now = datetime.datetime.now(datetime.UTC).isoformat(" ", "minutes").partition("+")[0]
     with whole(path) as file:
-        file.write(json.dumps({"target": target, "time": now, "keys": keys}).encode())
+        note = {"target": target, "time": now, "keys": keys, "command": list(command)}
+        file.write(json.dumps(note).encode())
     try:
         yield
     except BaseException:
@@ -55,16 +70,20 @@ def noted(folder: Folder, target: str, keys: tuple[TableKey, ...], asked: Any) -
         raise
     for other in folder.glob(f".sweep-{kind}-*.json"):
         # The same of fewer keys is done with this.
-        if other == path or ((note := _read(other)) and set(note.keys) <= set(keys)):
+        if other == path or ((done := _read(other)) and set(done.keys) <= set(keys)):
             other.unlink(missing_ok=True)
 
 
-def read(folder: Folder) -> list[Begun]:
-    """The sweeps into a folder that have begun and not ended, oldest first; what is no note is ignored."""
+def read(folder: Folder, target: str | None = None) -> list[Begun]:
+    """The sweeps into a folder that have begun and not ended, oldest first; what is no note is ignored.
+
+    target: only those for this generation.
+    """
     if not isinstance(folder, Path):
         return []
     found = (_read(path) for path in folder.glob(".sweep-*.json"))
-    return sorted((note for note in found if note), key=lambda note: note.time)
+    notes = (note for note in found if note and target in (None, note.target))
+    return sorted(notes, key=lambda note: note.time)
 
 
 def _read(path: Path) -> Begun | None:
@@ -77,4 +96,14 @@ def _read(path: Path) -> Begun | None:
         target = str(note["target"])
     except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
-    return Begun(target, time, keys) if target in GENERATIONS else None
+    return Begun(target, time, keys, _command(note)) if target in GENERATIONS else None
+
+
+def _command(note: dict[str, Any]) -> tuple[str, ...]:
+    """The arguments of a sweep, for a person to copy: nothing else than that may get to a screen."""
+    command = note.get("command")
+    if not isinstance(command, list) or command[:1] != ["sweep"]:
+        return ()
+    if not all(isinstance(word, str) and word.isprintable() for word in command):
+        return ()
+    return tuple(command) if sum(map(len, command)) <= MAX_COMMAND else ()

@@ -85,7 +85,7 @@ def test_one_table_holds_one_setting(folder: Path) -> None:
 
 def test_no_ok_row_is_said(tmp_path: Path) -> None:
     results.append(tmp_path, [make_row(status="timeout", error="slow")])
-    with pytest.raises(UsageError, match="1 rows and no candidate that is ok"):
+    with pytest.raises(UsageError, match="1 row and no candidate that is ok"):
         emit.winning_lines(tmp_path)
 
 

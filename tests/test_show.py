@@ -5,13 +5,20 @@ from __future__ import annotations
 import csv
 import io
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from autotune import results, scoreboard, show, unfinished
+from autotune import emit, results, scoreboard, show, unfinished
+from autotune.cli import cli
+from autotune.commands.next_step import committable
+from autotune.errors import UsageError
+from autotune.incumbents import incumbent
 from autotune.show_formats import FORMATS, record, render
 from autotune.terminal import WIDTH
+from autotune.tpu.chips import GENERATIONS
 from tests.test_results import KEY, make_row
 
 V6E = scoreboard.COMMITTED_ROWS / "v6e"
@@ -80,10 +87,11 @@ def test_a_sweep_that_has_not_ended_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         begin((KEY, other), fails=True)
+    assert "UNFINISHED: a sweep of 2 keys" in emit.emit(emit.read(tmp_path), allow_modelled=True).text
     [(sweep, missing)] = show.overview(tmp_path).unfinished
     assert sweep.keys == (KEY, other) and missing == 1
     said = " ".join(render(show.overview(tmp_path), "text").split())
-    assert "unfinished: a sweep of 2 keys for v6e" in said and "1 of the keys have no rows yet" in said
+    assert "unfinished: a sweep of 2 keys for v6e" in said and "; 1 key without rows yet. If" in said
     assert show.overview(tmp_path, "v5e").unfinished == []
     begin((KEY,), fails=False)  # fewer keys, and then other candidates: it is still not done
     begin((KEY, other), fails=False, asked="b")
@@ -91,6 +99,75 @@ def test_a_sweep_that_has_not_ended_is_told(tmp_path: Path) -> None:
     begin((KEY, other), fails=False)
     assert show.overview(tmp_path).unfinished == []
     assert not list(tmp_path.glob(".sweep-*"))
+    assert "UNFINISHED" not in emit.emit(emit.read(tmp_path), allow_modelled=True).text
+
+
+@pytest.mark.parametrize(
+    ("command", "kept"),
+    [
+        (["sweep", "--out", "a b; rm"], True),
+        (["rm", "-r"], False),
+        (["sweep", "\x1b[31m"], False),
+        (["sweep", 1], False),
+        (["sweep", "x" * unfinished.MAX_COMMAND], False),
+        ("sweep", False),
+    ],
+)
+def test_the_command_that_goes_on_is_told_if_it_is_one(
+    tmp_path: Path, command: list[str], kept: bool
+) -> None:
+    results.append(tmp_path, [make_row(4, 32, latency_us=20.0)])
+    note = {"target": "v6e", "time": "2026-01-01 00:00", "keys": [KEY], "command": command}
+    (tmp_path / ".sweep-x.json").write_text(json.dumps(note))
+    told = "autotune sweep --out 'a b; rm'" if kept else "the command of the sweep again"
+    for wanted in (["show", tmp_path], ["emit", tmp_path, "--allow-modelled", "-o", tmp_path / "t.py"]):
+        done = CliRunner().invoke(cli, list(map(str, wanted)))
+        assert done.exit_code == 0 and "\x1b" not in done.output
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("Next")]
+        assert told in line
+    assert "unfinished: a sweep of 1 key for v6e" in done.stderr
+    listed = CliRunner().invoke(cli, ["results", "ls", str(tmp_path)])
+    assert "unfinished:         a sweep of 1 key for v6e" in listed.stdout
+
+
+def test_a_winner_without_todays_pair_says_so(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row(8, 64, latency_us=20.0)])
+    seen = show.overview(tmp_path)
+    today = incumbent(GENERATIONS["v6e"], KEY)
+    pair = today.published or today.default
+    assert seen.uncompared == [pair] == list(emit.read(tmp_path).uncompared)
+    said = " ".join(render(seen, "text").split())
+    assert "1 of 1 winner was not compared" in said
+    assert f"--kv-pages {pair[0]} --queries {pair[1]} adds it" in said
+    for status, latency in (("vmem_oom", None), ("ok", 21.0)):  # what fails is no rival
+        results.append(tmp_path, [make_row(*pair, status=status, latency_us=latency)])
+        assert show.overview(tmp_path).uncompared == []
+
+
+def test_a_cost_is_never_nothing(tmp_path: Path) -> None:
+    pair = incumbent(GENERATIONS["v6e"], KEY).default
+    results.append(tmp_path, [make_row(8, 64, latency_us=1000.0), make_row(*pair, latency_us=1001.0)])
+    text = render(show.overview(tmp_path), "text")
+    assert f"{pair[0]},{pair[1]} <1%" in text and "+0%" not in text
+
+
+def test_a_folder_without_rows_is_no_answer(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no rows: `autotune sweep --out` makes some"):
+        show.overview(tmp_path, empty=False)
+    results.append(tmp_path, [make_row(4, 32, latency_us=20.0)])
+    with pytest.raises(UsageError, match="no rows for v5e, but for v6e"):
+        show.overview(tmp_path, "v5e", empty=False)
+    with pytest.raises(UsageError, match="no rows for v5e, but for v6e"):
+        emit.read(tmp_path, target="v5e")
+
+
+def test_a_commit_is_advised_only_where_git_takes_it(tmp_path: Path) -> None:
+    table = tmp_path / "t.py"
+    assert not committable(table)
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    assert committable(table)
+    (tmp_path / ".gitignore").write_text("t.py\n")
+    assert not committable(table) and committable(tmp_path / "other.py")
 
 
 def test_nothing_is_left_of_a_sweep_that_could_not_begin(tmp_path: Path) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import TARGET, NamedFolder, NamedPath
+from autotune.commands.options import TARGET, NamedFolder, NamedPath, command_name
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
+
+if TYPE_CHECKING:
+    from autotune.unfinished import Begun
 
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
@@ -66,7 +71,7 @@ def command(
     """Write the Python table of tuned block sizes.
 
     The module stands in for JAX's own tuned_block_sizes: the same names, signatures and errors. It is the
-    same, byte for byte, for the same rows.
+    same, byte for byte, for the same rows; its header says if a sweep has not come to its end.
 
     With --base, what was not re-tuned stays, and a value is replaced only where another is faster beyond
     noise; a summary says how many of each.
@@ -77,8 +82,10 @@ def command(
         raise UsageError(f"--names jax is for the jax dialect, and --dialect is {dialect}: leave one out")
     from autotune import emit
     from autotune.files import whole
+    from autotune.incumbents import uncompared_text
     from autotune.tables import load
     from autotune.tables.dialects import DIALECTS
+    from autotune.terminal import counted
 
     merged_into = load(base) if base else None
     won = emit.read(folder, target=target, base=merged_into, min_gain=min_gain / 100)
@@ -86,6 +93,10 @@ def command(
     for note in (won.merged, emitted.conversion):
         if note is not None:
             click.echo(f"{note}", err=True)
+    for sweep in won.unfinished:
+        click.echo(f"unfinished: {sweep}: winners may change till it does", err=True)
+    if won.uncompared:
+        click.echo(uncompared_text(won.uncompared, len(won.lines)), err=True)
     if names == "jax" and "v4" in set(won.lines["target"]):
         click.echo(
             "JAX's own look-up never consults its table on v4: the v4 rows change nothing there", err=True
@@ -99,21 +110,26 @@ def command(
     with whole(output) as file:
         file.write(emitted.text.encode())
     sources = ", ".join(f"{count} {source}" for source, count in won.lines["source"].value_counts().items())
-    keys = "1 key" if emitted.rows == 1 else f"{emitted.rows} keys"
-    click.echo(f"{output}: {keys} ({sources})", err=True)
+    click.echo(f"{output}: {counted(emitted.rows, 'key')} ({sources})", err=True)
     if output.is_file():
-        click.echo(f"Next: {_next(output, dialect, names)}", err=True)
+        click.echo(f"Next: {_next(output, dialect, names, won.unfinished)}", err=True)
 
 
-def _next(output: Path, dialect: str, names: str) -> str:
-    """What to do with a table: keep it, and put it to use."""
+def _next(output: Path, dialect: str, names: str, begun: Sequence[Begun]) -> str:
+    """What to do with a table: finish its sweep, keep it or look at it, and put it to use."""
+    from autotune.commands import next_step
+
+    if begun:
+        return next_step.going_on(begun)
     name = shlex.quote(str(output))
-    commit = f"git add {name} && git commit -m 'Tuned block sizes'"
+    first = f"{command_name()} check {name}"
+    if next_step.committable(output):
+        first = f"git add {name} && git commit -m 'Tuned block sizes'"
     if dialect != "jax":
-        return f"{commit}; it takes the place of {dialect}'s tuned_block_sizes.py"
+        return f"{first}; it takes the place of {dialect}'s tuned_block_sizes.py"
     if names == "jax":
-        return f"{commit}; it takes the place of JAX's own tuned_block_sizes.py"
-    return f"{commit}; in a program: with autotune.tables.use({str(output)!r}): ..."
+        return f"{first}; it takes the place of JAX's own tuned_block_sizes.py"
+    return f"{first}; in a program: with autotune.tables.use({str(output)!r}): ..."
 
 
 def _compare(path: Path, text: str) -> None:

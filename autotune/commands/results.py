@@ -38,19 +38,23 @@ def command() -> None:
 def list_command(folder: Folder, form: str) -> None:
     """List what a results folder holds: files, rows, targets, versions.
 
-    Of several rows of the same candidate the newest counts, and the others are called superseded.
+    Of several rows of the same candidate the newest counts, and the others are called superseded. Unfinished
+    are sweeps that have begun and not come to their end.
     """
     import json
 
-    from autotune import gather
+    from autotune import gather, unfinished
     from autotune.terminal import printable
 
     held = gather.inventory(folder)
+    held["unfinished"] = [str(sweep) for sweep in unfinished.read(folder)]
     if form == "json":
         click.echo(json.dumps(held, indent=1))
         return
     for name, value in held.items():
-        if isinstance(value, dict):
+        if isinstance(value, list):
+            value = "; ".join(value) or None
+        elif isinstance(value, dict):
             value = ", ".join(f"{what} {count}" for what, count in value.items()) or "none"
         click.echo(f"{name.replace('_', ' ') + ':':20}{'none' if value is None else printable(str(value))}")
 

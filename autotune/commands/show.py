@@ -25,8 +25,17 @@ def command(folder: Folder, target: str | None, form: str) -> None:
     Also while a sweep into it is running, which the text then says.
     """
     from autotune import show, show_formats
+    from autotune.commands import next_step
     from autotune.tpu import chips
 
     if target is not None:
         chips.by_name(target)
-    click.echo(show_formats.render(show.overview(folder, target), form), nl=False)
+    seen = show.overview(folder, target, empty=False)
+    click.echo(show_formats.render(seen, form), nl=False)
+    if form != "text":
+        return
+    if seen.unfinished:
+        again = next_step.going_on([sweep for sweep, _ in seen.unfinished])
+        click.echo(f"Next, unless it is running: {again}", err=True)
+    elif then := next_step.after_rows(seen, folder, target):
+        click.echo(f"Next: {then}", err=True)

@@ -322,7 +322,8 @@ def _run(
         candidates = plan.candidates - plan.recorded
         progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
         asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
-        with unfinished.noted(out, request.generation.name, request.keys, (asked, part) if part else asked):
+        asked_of = (asked, part) if part else asked
+        with unfinished.noted(out, request.generation.name, request.keys, asked_of, sys.argv[1:]):
             if devices:
                 return device_sweep.run(
                     request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
@@ -337,6 +338,7 @@ def _run(
 
 def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None) -> None:
     from autotune import show, show_formats
+    from autotune.commands import next_step
     from autotune.sweep import accounts
     from autotune.terminal import say
     from autotune.tpu.chips import MIB, hardware, vmem_limit
@@ -359,10 +361,9 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
     click.echo(show_formats.render(seen, "text"), nl=False)
     if devices and devices.timing.interpreted:
         click.echo("No table can be made of this: interpreted rows test the path, and time nothing")
-    elif seen.lines:
-        allow = "" if devices else " --allow-modelled"
-        click.echo(f"Next: {command_name()} emit {shlex.quote(str(out))}{allow} -o tuned_block_sizes.py")
-    elif any("vmem_oom" in by_status for by_status in seen.statuses.values()):
+    elif then := next_step.after_rows(seen, out):
+        click.echo(f"Next: {then}")
+    elif not seen.lines and any("vmem_oom" in by_status for by_status in seen.statuses.values()):
         most = hardware(request.generation).vmem_bytes
         room = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
         larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if room else ""

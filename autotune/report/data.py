@@ -6,10 +6,9 @@ Decisions are those of `winners`, `show` and `diff`; here they are only arranged
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from autotune import results, show, winners
+from autotune import gather, results, show, winners
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.incumbents import incumbents_of
@@ -39,10 +38,11 @@ def build(folders: Sequence[Folder], target: str | None = None) -> Report:
       UsageError: a folder cannot be read, or there is no row at all.
     """
     frame = _read(folders)
+    held = set(frame["target"])
     if target is not None:
         frame = frame[frame["target"] == target].reset_index(drop=True)
     if frame.empty:
-        raise UsageError(_nothing(folders, target))
+        raise UsageError(gather.nothing(folders, target, held))
     timed = frame[frame["source"] != results.INTERPRETED].reset_index(drop=True)
     scored = winners.scores(timed)
     chosen = winners.choose(scored, incumbents_of(scored))
@@ -66,14 +66,3 @@ def _read(folders: Sequence[Folder]) -> pd.DataFrame:
     frame = pd.concat(frames, ignore_index=True).sort_values("time", kind="stable")
     frame = frame.drop_duplicates(results.IDENTITY, keep="last")
     return frame.sort_values(results.IDENTITY, kind="stable", ignore_index=True)
-
-
-def _nothing(folders: Sequence[Folder], target: str | None) -> str:
-    """What to say of folders without a row; rows may be in folders below, which are not looked into."""
-    names = ", ".join(repr(str(folder)) for folder in folders)
-    here = [folder for folder in folders if isinstance(folder, Path)]
-    below = sorted({path.parent for folder in here for path in folder.glob("*/*.parquet")})
-    if below:
-        return f"{names}: no rows in the folder itself: name those in it: {' '.join(map(str, below[:5]))}"
-    of = f" for {target}" if target else ""
-    return f"{names}: no rows{of}: `autotune sweep --out` makes some"

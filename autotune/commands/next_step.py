@@ -1,0 +1,53 @@
+"""What to type next: the last line of a command, on standard error where the output is data."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autotune import results
+from autotune.commands.options import command_name
+
+if TYPE_CHECKING:
+    from autotune.folders import Folder
+    from autotune.show import Overview
+    from autotune.unfinished import Begun
+
+GIT_SECONDS = 5.0
+
+
+def after_rows(seen: Overview, folder: Folder, target: str | None = None) -> str | None:
+    """What to do with a folder whose sweeps have ended; None if there is nothing to say."""
+    if not seen.lines or results.INTERPRETED in seen.statuses:  # no table is made of such a folder
+        return None
+    allow = " --allow-modelled" if any(line.source == results.MODELLED for line in seen.lines) else ""
+    only = f" --target {target}" if target else ""
+    return f"{command_name()} emit {shlex.quote(str(folder))}{only}{allow} -o tuned_block_sizes.py"
+
+
+def going_on(begun: Sequence[Begun]) -> str:
+    """How the oldest of some unfinished sweeps goes on."""
+    for sweep in begun:
+        if sweep.command:
+            return f"{command_name()} {shlex.join(sweep.command)}"
+    return "the command of the sweep again: it goes on where it was"
+
+
+def committable(path: Path) -> bool:
+    """Whether a file lies in the work tree of a git repository that does not ignore it."""
+    name = path.resolve()
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        asked = subprocess.run(
+            # A repository's own monitor is a program that it names: it is not to be run for this.
+            ["git", "-C", str(name.parent), "-c", "core.fsmonitor=false", "check-ignore", "-q", str(name)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_SECONDS,
+            check=False,
+        )
+        return asked.returncode == 1  # 0: ignored; 128: no repository
+    return False
