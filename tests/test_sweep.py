@@ -84,7 +84,8 @@ def test_sweep_show_and_emit(autotune: Run, tmp_path: Path) -> None:
     assert "--allow-modelled" in refused.stderr
     emitted = autotune("emit", "r", "--allow-modelled", "-o", "t.py")
     assert emitted.returncode == 0, emitted.stderr
-    assert "1 key (1 modelled)\nNext: autotune check t.py; in a program" in emitted.stderr
+    assert "1 key (1 modelled)\nNext: " in emitted.stderr
+    assert "autotune check t.py; in a program" in emitted.stderr, "no repository is there to commit to"
     assert "('bfloat16', 'bfloat16', 4, 1, 128, 16, 512, 512): " in (tmp_path / "t.py").read_text()
 
     again = autotune(*SWEEP)
