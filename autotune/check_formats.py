@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.check import KINDS, Finding, Report
-from autotune.terminal import printable
+from autotune.terminal import counted, printable
 
 WIDTH = 80
 EXAMPLES = 5  # findings that text and markdown show of a kind and device, unless all are wanted
@@ -26,7 +26,7 @@ def heading(report: Report) -> str:
     devices = ", ".join(f"{device!r} {len(rows)}" for device, rows in table.devices.items()) or "no device"
     source = table.provenance.get("source")
     values = f", values {str(source).upper()}" if source else ""
-    return f"{table.origin}: {table.dialect} dialect, {len(table)} rows ({devices}){values}"
+    return f"{table.origin}: {table.dialect} dialect, {counted(len(table), 'row')} ({devices}){values}"
 
 
 def verdicts(report: Report) -> list[str]:
@@ -46,7 +46,7 @@ def conclusion(report: Report) -> str:
     if not report.findings:
         return "no findings"
     kinds = ", ".join(f"{len(found)} {kind}" for kind, found in report.by_kind().items())
-    return f"{len(report.findings)} findings: {kinds}"
+    return f"{counted(len(report.findings), 'finding')}: {kinds}"
 
 
 def _by_device(found: list[Finding]) -> dict[str, list[Finding]]:

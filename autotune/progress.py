@@ -194,13 +194,14 @@ class CompileProgress:
 
     def _parts(self) -> list[Part]:
         failed = self._count - self._statuses["ok"]
-        parts = [Part(f"{self._count}/{self._programs} compiled", 0)]
+        compiled = f"{self._count}/{self._programs} compiled" if self._programs else "nothing to compile"
+        parts = [Part(compiled, 0)]
         if self.seconds_left is None and (longest := self._under_way.longest()):
             pair, seconds = longest
             parts.append(Part(f"compiling {pair[0]},{pair[1]} for {duration(seconds)}", 2))
         if failed:
             parts.append(Part(f"{failed} failed", 2))
-        if self._candidates is not None and self._candidates > self._programs:
+        if self._programs and self._candidates is not None and self._candidates > self._programs:
             parts.append(Part(f"{self._candidates - self._programs} need no compile", 4))
         if self._keys:
             parts.append(Part(f"{self._timings} timings", 5))

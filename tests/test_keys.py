@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import subprocess
@@ -15,6 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autotune.known_models import KNOWN
 from autotune import key_files, scoreboard
 from autotune.cli import cli
 from autotune.errors import UsageError
@@ -443,6 +445,11 @@ def test_a_users_mistake_is_one_clear_line(autotune: Run, arguments: list[Any], 
 
 
 def test_built_in_models_are_listed_with_their_source(autotune: Run) -> None:
+    listed = list(csv.DictReader(autotune("keys", "--list-models", "--format", "csv").stdout.splitlines()))
+    assert listed == [
+        {"name": name, **{n: "" if v is None else str(v) for n, v in line._asdict().items()}}
+        for name, line in KNOWN.items()
+    ]
     done = autotune("keys", "--list-models")
     assert done.returncode == 0
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("gemma-3-12b ")]

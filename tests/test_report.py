@@ -284,7 +284,7 @@ def test_the_command(autotune: Any, tmp_path: Path) -> None:
     results.append(tmp_path / "r", [make_row(latency_us=1.0), make_row(target="v5e", latency_us=2.0)])
     done = autotune("report", "r", "-o", "page.html")
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "page.html: 2 keys (2 modelled rows)\n"
+    assert done.stderr == "page.html: 2 keys (2 modelled rows)\nNext: open page.html in a browser\n"
     page_text = (tmp_path / "page.html").read_text()
     assert "plotly.js v" in page_text
     assert len(page_text) < 6e6

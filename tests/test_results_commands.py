@@ -104,7 +104,8 @@ def test_rows_that_disagree_are_kept_and_counted(run: Callable[..., Result], tmp
         done = run("merge", *order, "-o", "".join(order))
         assert done.exit_code == 0, done.stderr
         assert done.stdout == f"{''.join(order)}: 4 rows, 4 of them new, in 1 file\n"
-        assert "1 candidates of a workload have rows that disagree: all are kept, the newest" in done.stderr
+        assert "rows of 1 candidate on a workload disagree: all are kept, the newest" in done.stderr
+        assert f"show {''.join(order)}\n" in done.stderr
     assert content(tmp_path / "ab") == content(tmp_path / "ba")
     frame = results.read(tmp_path / "ab").set_index("num_kv_pages_per_blk")
     assert frame.loc[8, "latency_us"] == 2.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, cores
+from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, command_name, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
 
@@ -109,6 +110,9 @@ def command(
         report.findings.extend(found)
         report = check.Report(loaded, report.findings, report.compiled, report.programs, unscored)
     click.echo(check_formats.render(report, form, show_all=show_all), nl=False)
+    if form == "text" and loaded.dialect is JAX and generations and not (compiling or report.findings):
+        asked = shlex.join([table, "--compile", *(["--target", target] if target else [])])
+        click.echo(f"Next: {command_name()} check {asked}, to see whether all fit", err=True)
     if report.findings:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
 

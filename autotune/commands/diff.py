@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import NamedFolder
+from autotune.commands.options import NamedFolder, command_name
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
 
@@ -64,5 +66,7 @@ def command(
         board.sources() if board else (),
     )
     click.echo(render(comparison, form, show_all=show_all), nl=False)
+    if form == "text" and comparison.differs:
+        click.echo(f"Next: {command_name()} check {shlex.quote(tables[-1])}", err=True)
     if exit_code and comparison.differs:
         raise click.exceptions.Exit(EXIT_DIFFERENT)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+
 import click
+from click.core import ParameterSource
 
 from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import TARGET
@@ -47,15 +52,26 @@ def command(
     sliding window, and heads that are padded are told on standard error.
     """
     if list_models:
-        click.echo(_models(), nl=False)
+        given = click.get_current_context().get_parameter_source("form")
+        click.echo(_models(None if given is ParameterSource.DEFAULT else form), nl=False)
         return
     selection = chosen.select(max_num_seqs)
     click.echo(render(selection.keys(target, compiling=compiling), form), nl=False)
 
 
-def _models() -> str:
+def _models(form: str | None) -> str:
+    """The built-in models: as a table for a person, unless a format was asked for."""
     from autotune.known_models import KNOWN
 
+    if form is not None:
+        records = [{"name": name, **line._asdict()} for name, line in KNOWN.items()]
+        if form == "json":
+            return json.dumps(records, indent=1) + "\n"
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records)
+        return text.getvalue()
     lines = [f"{'name':16}  q heads  kv heads  dim  longest  window      source"]
     for name, line in KNOWN.items():
         window = f"{line.window}{' (some)' if line.some else ''}" if line.window else ""

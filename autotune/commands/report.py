@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -25,6 +26,7 @@ def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> No
     """
     from autotune.files import whole
     from autotune.report import data, page
+    from autotune.terminal import counted
     from autotune.tpu import chips
 
     if target is not None:
@@ -38,6 +40,8 @@ def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> No
     with whole(output) as file:
         file.write(text.encode())
     sources = ", ".join(
-        f"{sum(by_status.values())} {source} rows" for source, by_status in report.provenance.counts.items()
+        counted(sum(by_status.values()), f"{source} row")
+        for source, by_status in report.provenance.counts.items()
     )
-    click.echo(f"{output}: {len(report.keys.entries)} keys ({sources})", err=True)
+    click.echo(f"{output}: {counted(len(report.keys.entries), 'key')} ({sources})", err=True)
+    click.echo(f"Next: open {shlex.quote(str(output))} in a browser", err=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import NamedFolder, NamedPath
+from autotune.commands.options import NamedFolder, NamedPath, command_name
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def export(folder: Folder, output: Path) -> None:
     content = gather.exported(folder, form)
     with whole(output) as file:
         file.write(content)
+    click.echo(f"{output}: {len(content):,} bytes; docs/results.md says what the columns are", err=True)
 
 
 @command.command(epilog="Example: autotune results merge results/host1 gs://bucket/host2 -o results/all")
@@ -98,10 +100,12 @@ def merge(sources: tuple[Folder, ...], output: Folder) -> None:
     part. Rows that disagree about a candidate are all kept and counted; the newest decides.
     """
     from autotune import gather
+    from autotune.terminal import counted
 
     done = gather.merge(sources, output)
-    click.echo(f"{output}: {done.rows} rows, {done.new} of them new, in {_files(done)}")
+    click.echo(f"{output}: {counted(done.rows, 'row')}, {done.new} of them new, in {_files(done)}")
     _warn(done)
+    click.echo(f"Next: {command_name()} show {shlex.quote(str(output))}", err=True)
 
 
 @command.command(epilog="Example: autotune results compact results/first")
@@ -112,20 +116,25 @@ def compact(folder: Folder) -> None:
     The new file is there before the old ones are deleted. Sweeps into the folder may be running.
     """
     from autotune import gather
+    from autotune.terminal import counted
 
     done = gather.compact(folder)
-    click.echo(f"{folder}: {done.rows} rows in {_files(done)}")
+    click.echo(f"{folder}: {counted(done.rows, 'row')} in {_files(done)}")
     _warn(done)
 
 
 def _files(done: Gathered) -> str:
-    return f"{done.files} file" + ("" if done.files == 1 else "s")
+    from autotune.terminal import counted
+
+    return counted(done.files, "file")
 
 
 def _warn(done: Gathered) -> None:
+    from autotune.terminal import counted
+
     if done.disagreeing:
         click.echo(
-            f"{done.disagreeing} candidates of a workload have rows that disagree: all are kept, the newest "
-            "counts",
+            f"rows of {counted(done.disagreeing, 'candidate')} on a workload disagree: all are kept, the "
+            "newest counts",
             err=True,
         )
