@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune.known_models import KNOWN
 from autotune import key_files, scoreboard
 from autotune.cli import cli
 from autotune.errors import UsageError
@@ -26,7 +25,7 @@ from autotune.kernel import rpa
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.tiling import canonical_key, heads_per_blk, is_canonical
 from autotune.keyset import Asked, Serving, canonical, listing, merged, of_model, resolve
-from autotune.known_models import known
+from autotune.known_models import KNOWN, known
 from autotune.model_config import parse_config, read_config
 from autotune.results import Tools
 from autotune.store import Store
