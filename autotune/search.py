@@ -198,7 +198,7 @@ class Contenders(Search):
                     return program
         ranked = [found for group in self._groups.values() if (found := self._contender(group))]
         if ranked:
-            return max(ranked, key=lambda c: c[:2]).program
+            return max(ranked, key=_promise).program
         while self._wanted:
             program = self._wanted.pop()
             if program in self.waiting and program not in self._in_flight:
@@ -247,7 +247,7 @@ class Contenders(Search):
                 likely = any(latency < hoped[key] * (1 - WORTH_A_COMPILE) for key, latency in latencies)
                 seconds = expected_compile_seconds(program)
                 contenders.append(Contender(gain, -seconds, program, likely))
-        return sorted(contenders, key=lambda c: c[:2])
+        return sorted(contenders, key=_promise)
 
     def _hoped(self, group: _Group, surrogate: Surrogate, outer: tuple[int, ...]) -> dict[object, float]:
         """By key, the best latency that is known or, if the surrogate is right, will be."""
@@ -299,3 +299,8 @@ def seeds(programs: Iterable[Program], count: int) -> list[Program]:
     while chosen and len(chosen) < min(count, len(cheap)):
         chosen.append(max(cheap, key=lambda p: min(math.dist(position(p), position(c)) for c in chosen)))
     return sorted(chosen, key=expected_compile_seconds, reverse=True)
+
+
+def _promise(contender: Contender) -> float:
+    """Gain by second of compiling: cheap programs first, which may show that a dear one cannot win."""
+    return contender.gain / (1.0 - contender.minus_seconds)

@@ -19,11 +19,12 @@ import numpy as np
 from autotune.kernel.problem import Program
 
 TERMS = 5
-# Half-width of a prediction's band: never below the first, and this many times the fit's own error. Replayed
-# on 557 of the 619 programs of the 476 published keys on v6e, these cost no key its best candidate, and
-# compile 280; without what siblings say, 8 keys lost up to 3.7% by as many compiles.
+# Half-width of a prediction's band: never below the first, and this many standard errors of the prediction.
+# Replayed on 557 of the 619 programs of the 476 published keys on v6e, these cost no key its best candidate,
+# by 283 compiles. A band as wide everywhere, and no siblings, lost 8 keys up to 3.7% by as many.
 LEAST_ERROR = 0.03
-ERRORS = 0.7
+ERRORS = 2.0
+_RIDGE = 1e-9  # so that programs of one number of queries, of which others cannot be told, give a wide band
 
 
 def features(program: Program) -> np.ndarray:
@@ -37,12 +38,14 @@ def features(program: Program) -> np.ndarray:
 class Surrogate:
     """A fit to compiled programs of one layout of heads.
 
-    error: relative half-width of a prediction. siblings: by tokens and queries, how many times the fit's
-    cycles the compiled programs have.
+    error: relative error of a single program, root mean square. spread: covariance of the coefficients in
+    units of it: how little the programs say of a direction. siblings: by tokens and queries, how many times
+    the fit's cycles the compiled programs have.
     """
 
     coefficients: np.ndarray
     error: float
+    spread: np.ndarray
     siblings: Mapping[tuple[int, int], float]
 
     def cycles(self, program: Program) -> float:
@@ -51,8 +54,14 @@ class Surrogate:
         return max(1.0, fitted * self.siblings.get(_size(program), 1.0))
 
     def least_cycles(self, program: Program) -> float:
-        """What the cycles are at least, as far as the fit's own error tells."""
-        return self.cycles(program) * (1 - self.error)
+        """What the cycles are at least, as far as the fit's own error tells.
+
+        Programs of 32 queries hardly say what 64 cost: the band is as wide as the fit is uncertain there.
+        """
+        cycles = self.cycles(program)
+        direction = features(program) / cycles
+        band = ERRORS * self.error * float(np.sqrt(direction @ self.spread @ direction))
+        return cycles * (1 - min(max(LEAST_ERROR, band), 0.9))
 
 
 def fit(compiled: Iterable[tuple[Program, int]]) -> Surrogate | None:
@@ -69,13 +78,14 @@ def fit(compiled: Iterable[tuple[Program, int]]) -> Surrogate | None:
         rows[i] @ _least_squares(np.delete(rows, i, axis=0)) - 1.0  # relative, as rows are over cycles
         for i in range(len(rows))
     ]
-    error = max(LEAST_ERROR, ERRORS * float(np.sqrt(np.mean(np.square(left_out)))))
+    error = float(np.sqrt(np.mean(np.square(left_out))))
     coefficients = _least_squares(rows)
     shares = defaultdict(list)
     for (program, _), share in zip(pairs, rows @ coefficients, strict=True):
         shares[_size(program)].append(1.0 / max(share, 0.1))
     siblings = {size: float(np.mean(times)) for size, times in shares.items()}
-    return Surrogate(coefficients, min(error, 0.9), siblings)
+    spread = np.linalg.inv(rows.T @ rows + _RIDGE * np.eye(rows.shape[1]))
+    return Surrogate(coefficients, error, spread, siblings)
 
 
 def _size(program: Program) -> tuple[int, int]:

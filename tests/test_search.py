@@ -166,7 +166,7 @@ def test_surrogate_of_a_bilinear_schedule_is_exact() -> None:
     pairs = [(p, cycles_of(p, 0.0, 1e9)[3]) for p in grid()]
     fitted = surrogate.fit(pairs[::2])
     assert fitted
-    assert fitted.error == surrogate.LEAST_ERROR
+    assert all(fitted.least_cycles(p) >= (1 - 1.5 * surrogate.LEAST_ERROR) * c for p, c in pairs)
     assert all(fitted.cycles(p) == pytest.approx(c, rel=0.01) for p, c in pairs)
 
 
@@ -174,7 +174,7 @@ def test_surrogate_knows_how_rough_its_data_is() -> None:
     rough = surrogate.fit([(p, cycles_of(p, 0.2, 1e9)[3]) for p in grid()])
     assert rough
     assert rough.error > surrogate.LEAST_ERROR
-    assert rough.least_cycles(program()) < rough.cycles(program())
+    assert rough.least_cycles(program()) < rough.cycles(program()) * (1 - surrogate.LEAST_ERROR)
 
 
 def test_what_a_fit_has_wrong_of_a_program_it_has_wrong_of_it_at_other_page_sizes() -> None:
@@ -192,6 +192,31 @@ def test_what_a_fit_has_wrong_of_a_program_it_has_wrong_of_it_at_other_page_size
     assert alone.least_cycles(sibling) > cycles(sibling)  # and so it would be left out
     wrong, right = (abs(s.cycles(sibling) - cycles(sibling)) for s in (alone, fitted))
     assert right < wrong / 2
+
+
+# Depth-3 cycles of q4 kv1 page64 on v6e (libtpu 0.0.42): what a search knew at a moment, and others.
+KNOWN = {
+    (2, 32): 367,
+    (2, 64): 548,
+    (2, 256): 1557,
+    (4, 32): 509,
+    (4, 64): 749,
+    (8, 32): 644,
+    (16, 32): 1116,
+    (32, 32): 1869,
+}
+UNKNOWN = {(8, 64): 910, (16, 64): 1498, (4, 128): 1056, (8, 128): 1431, (16, 128): 2229, (32, 64): 2698}
+
+
+def test_where_the_compiled_programs_say_little_the_band_is_wide() -> None:
+    """A fit to these says too much of more queries by a fifth and more; (16, 64) was the best pair."""
+    fitted = surrogate.fit([(program(*blocks), cycles) for blocks, cycles in KNOWN.items()])
+    assert fitted
+    for blocks, cycles in UNKNOWN.items():
+        assert fitted.cycles(program(*blocks)) > 1.15 * cycles
+        assert fitted.least_cycles(program(*blocks)) < cycles
+    for blocks, cycles in KNOWN.items():
+        assert fitted.least_cycles(program(*blocks)) > 0.85 * cycles
 
 
 def test_surrogate_of_too_little_is_none() -> None:
