@@ -104,7 +104,7 @@ def test_rows_that_disagree_are_kept_and_counted(run: Callable[..., Result], tmp
         done = run("merge", *order, "-o", "".join(order))
         assert done.exit_code == 0, done.stderr
         assert done.stdout == f"{''.join(order)}: 4 rows, 4 of them new, in 1 file\n"
-        assert "rows of 1 candidate on a workload disagree: all are kept, the newest" in done.stderr
+        assert "1 candidate on a workload with rows that disagree: all are kept, the newest" in done.stderr
         assert f"show {''.join(order)}\n" in done.stderr
     assert content(tmp_path / "ab") == content(tmp_path / "ba")
     frame = results.read(tmp_path / "ab").set_index("num_kv_pages_per_blk")

@@ -134,7 +134,7 @@ def _warn(done: Gathered) -> None:
 
     if done.disagreeing:
         click.echo(
-            f"rows of {counted(done.disagreeing, 'candidate')} on a workload disagree: all are kept, the "
-            "newest counts",
+            f"{counted(done.disagreeing, 'candidate')} on a workload with rows that disagree: all are kept, "
+            "the newest counts",
             err=True,
         )
