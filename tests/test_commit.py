@@ -43,7 +43,7 @@ def test_a_table_of_every_key_and_what_is_lost(swept: Path) -> None:
 
 
 def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
-    with pytest.raises(UsageError, match="no candidate that is ok"):
+    with pytest.raises(UsageError, match="no rows for v5e, but for v6e"):
         commit.table_of(swept, "v5e")
     few = swept.parent / "few"
     results.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])

@@ -16,7 +16,7 @@ from tests.fuzz import rows
 
 DATA = Path(__file__).parents[1] / "data"
 # A message is one line for a person, and a note too.
-LONGEST_MESSAGE = 1000
+LONGEST_MESSAGE, MOST_LINES = 1000, 10
 
 
 class Wrong(AssertionError):
