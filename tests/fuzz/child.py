@@ -2,7 +2,8 @@
 
 As a program: python -m tests.fuzz.child NAME SEED FIRST END DIR MODULE.
 
-It writes to DIR: `at`, the number of the input that runs (8 bytes), `finds`, a line of JSON for each find.
+It writes to DIR: `at`, the number of the input that runs (8 bytes); `finds`, a line of JSON for each find;
+and whatever a reader writes, below `scratch`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import resource
 import signal
 import struct
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -120,10 +120,11 @@ def _importing() -> bool:
 def main(name: str, seed: int, first: int, end: int, out: Path, module: str) -> None:
     target: Target = importlib.import_module(module).TARGETS[name]
     make = target.inputs()
-    with (out / "at").open("r+b") as file, tempfile.TemporaryDirectory(prefix="fuzz-") as scratch:
+    folder = out / "scratch"
+    folder.mkdir(exist_ok=True)
+    os.chdir(folder)
+    with (out / "at").open("r+b") as file:
         at = mmap.mmap(file.fileno(), 8)
-        folder = Path(scratch)
-        os.chdir(folder)
         for number in range(WARM_UP):
             with contextlib.suppress(Exception):
                 target.check(make(seed, number), folder)

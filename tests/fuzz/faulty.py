@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from autotune.errors import UsageError
+from autotune.tpu.schedule import ListingError
 from tests.fuzz.targets import Target
 
 BAD = b"bad"
@@ -30,11 +30,15 @@ def _swallow(folder: Path) -> None:
 
 
 def _speak(folder: Path) -> None:
-    raise UsageError("two\nlines")
+    raise ListingError("x\n" * 50)
+
+
+def _steer(folder: Path) -> None:
+    raise ListingError("\x1b[31m")
 
 
 def _ramble(folder: Path) -> None:
-    raise UsageError("x" * 5000)
+    raise ListingError("x" * 5000)
 
 
 def _elsewhere(folder: Path) -> None:
@@ -51,7 +55,8 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "starts": lambda folder: os.system("true"),
     "writes": _elsewhere,
     "eats memory": lambda folder: bytearray(6 << 30),
-    "two lines": _speak,
+    "many lines": _speak,
+    "steers a terminal": _steer,
     "long line": _ramble,
 }
 
@@ -62,6 +67,7 @@ TARGETS = {
         _when_bad(fault),
         # The first inputs, which load what is loaded when needed, are not looked at.
         make=lambda name, seed, number: BAD if number in (60, 61) else b"good",
+        refusals=(ListingError,),
         seconds=0.2,
     )
     for name, fault in FAULTS.items()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +38,7 @@ def prepare() -> None:
 
     if FOLDER not in os.environ:
         folder = Path(tempfile.mkdtemp(prefix="listings-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
         subprocess.run(
             [sys.executable, "-c", _COMPILE],
             cwd=ROOT,

@@ -56,7 +56,8 @@ def test_what_was_found_stays_fixed(path: Path, tmp_path: Path) -> None:
         ("starts", "os.system"),
         ("writes", "open"),
         ("eats memory", "raised: MemoryError"),
-        ("two lines", "raised: Wrong at tests/fuzz/targets.py"),
+        ("many lines", "raised: Wrong at tests/fuzz/targets.py"),
+        ("steers a terminal", "a refusal that is not a few printable lines"),
         ("long line", "a refusal of 5000 characters"),
     ],
 )
