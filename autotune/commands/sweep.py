@@ -25,7 +25,7 @@ from autotune.commands.options import (
     command_name,
 )
 from autotune.errors import EXIT_INTERRUPTED, UsageError
-from autotune.folders import Folder
+from autotune.folders import Folder, entries
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
 if TYPE_CHECKING:
@@ -331,7 +331,9 @@ def _run(
             return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
     except KeyboardInterrupt:
         again = f"{command_name()} {shlex.join(sys.argv[1:])}"
-        so_far = f"everything so far is recorded in {out}" if out.is_dir() else "nothing was recorded yet"
+        # The folder may be there for the note of this sweep alone.
+        recorded = any(entry.name.endswith(".parquet") for entry in entries(out))
+        so_far = f"everything so far is recorded in {out}" if recorded else "nothing was recorded yet"
         click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 
