@@ -1,8 +1,8 @@
 """A sweep on a device: the schedule of every candidate, and the clock for the best of them, side by side.
 
-One queue of compiles feeds both. A key whose candidates all have their schedule becomes a job; a thread a
-chip times the jobs, one after the other, while the executables of the next jobs and then the schedules of the
-keys after them are compiled. The thread that calls `run` alone writes rows.
+One queue of compiles feeds both. A key whose candidates all have their schedule becomes a job; the chips'
+threads time the jobs, one after the other, while the executables of the next jobs and then the schedules of
+the keys after them are compiled. The thread that calls `run` alone writes rows.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import functools
 import heapq
 import itertools
 import queue
-import random
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from autotune import results
 from autotune.calibrate import current
+from autotune.chip_threads import Came, ChipThreads, Finished, Stopped
 from autotune.claims import Claims
 from autotune.devices import Devices
 from autotune.folders import Folder
@@ -25,7 +24,7 @@ from autotune.kernel.inputs import pool_pages
 from autotune.kernel.interpret import cut
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
 from autotune.known import Known
-from autotune.measure import Executables, Job, KeyTiming, Result, Slot, drained
+from autotune.measure import Executables, Job, Result, drained
 from autotune.outbox import Outbox
 from autotune.plan import Plan, Request, Trial, workload_of
 from autotune.pool import Pool, StartPool, Task
@@ -41,7 +40,6 @@ from autotune.workers import CompilePool
 
 # Jobs, beyond those that a chip is timing, whose executables are compiled already.
 JOBS_AHEAD = 2
-IDLE_SECONDS = 1.0
 
 
 class Progress(SweepProgress, Protocol):
@@ -71,27 +69,8 @@ class Ahead(NamedTuple):
     """An executable has been compiled, and is in its store."""
 
 
-class Came(NamedTuple):
-    """A result of a job."""
-
-    job: Job
-    result: Result
-
-
-class Finished(NamedTuple):
-    """A key's job is done."""
-
-    key: TableKey
-
-
-class Stopped(NamedTuple):
-    """A chip's thread cannot go on."""
-
-    error: BaseException
-
-
 class DeviceSweep:
-    """One run; use `run` once. All but `_work` happens in the thread that calls it, one event at a time."""
+    """One run; use `run` once. All happens in the thread that calls it, one event at a time."""
 
     def __init__(
         self,
@@ -116,12 +95,12 @@ class DeviceSweep:
         self._sharing = Sharing(
             request, plan, search, folder, claims, self._calibration.version, on_rows=known.read
         )
-        self._timing, self._slots = devices
+        self._timing = devices.timing
         self._progress = progress
         self._tools = results.Tools.installed()
         self._summary = Summary()
         self._events: queue.SimpleQueue[NamedTuple] = queue.SimpleQueue()
-        self._jobs: queue.SimpleQueue[tuple[Job, Executables] | None] = queue.SimpleQueue()
+        self._chips = ChipThreads(devices, request.seed, self._events)
         self._number = {key: number for number, key in enumerate(request.keys)}
         self._without_job = list(self._number)  # keys whose candidates lack schedules
         self._programs: dict[TableKey, set[Program]] = {key: set() for key in self._number}
@@ -143,17 +122,14 @@ class DeviceSweep:
         # One more than there are workers, so that none waits while this thread writes rows.
         self._free = jobs + 1
         self._record_models(self._plan.settled)
-        for slot in self._slots:
-            threading.Thread(target=self._work, args=(slot,), daemon=True, name=f"chip {slot.chip}").start()
+        self._chips.start()
         try:
             with self._progress:  # it ends before the chips and the pool do, which take their time
                 while self._left:
                     self._next()
                     self._handle(self._come())
         finally:
-            for slot in self._slots:
-                self._jobs.put(None)
-                slot.close()
+            self._chips.close()
         self._summary.left_out = sum(map(len, self._search.waiting.values()))
         return self._summary
 
@@ -215,7 +191,7 @@ class DeviceSweep:
                 self._without_job.remove(key)
                 self._ready.append(key)
         for key in list(self._ready):
-            if self._open >= len(self._slots) + JOBS_AHEAD:
+            if self._open >= len(self._chips) + JOBS_AHEAD:
                 break
             if not self._sharing.claim_key(key, self._timing.source):
                 self._elsewhere.add(key)
@@ -224,7 +200,7 @@ class DeviceSweep:
             self._elsewhere.discard(key)
             job, store = self._make_job(key)
             self._open += 1
-            self._jobs.put((job, store))
+            self._chips.give(job, store)
             # The very candidates that the timing will ask for first: it will find them under way.
             store.ask([b for b in job.shortlist.first() if b not in job.failed and job.untimed(b)])
         if not self._events.empty():
@@ -323,25 +299,6 @@ class DeviceSweep:
         """Whether a candidate compiled, or was left out as the model gives it no chance."""
         program = Program(layout=problem.layout, blocks=blocks, settings=self._request.settings)
         return blocks in ranking or program in self._search.waiting
-
-    def _work(self, slot: Slot) -> None:
-        """A chip's thread: one job after the other."""
-        try:
-            while True:
-                try:
-                    given = self._jobs.get(timeout=IDLE_SECONDS)
-                except queue.Empty:
-                    slot.idle()
-                    continue
-                if given is None:
-                    return
-                job, store = given
-                rng = random.Random(f"{self._request.seed} {job.key}")
-                for result in KeyTiming(job, slot, store, self._timing.rule, rng).run():
-                    self._events.put(Came(job, result))
-                self._events.put(Finished(job.key))
-        except BaseException as error:
-            self._events.put(Stopped(error))
 
     def _row(self, job: Job, result: Result) -> dict[str, Any]:
         found = result.found

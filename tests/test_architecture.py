@@ -43,7 +43,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.measure", "autotune.ray_pool"),
     ("autotune.devices",),
-    ("autotune.ray_devices",),
+    ("autotune.ray_devices", "autotune.chip_threads"),
     ("autotune.executors",),
     ("autotune.incumbents",),
     (
