@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from autotune import results
-from autotune.eta import seconds_left
+from autotune.eta import seconds_left, seconds_of
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.measure import Result
 from autotune.pool import Task
@@ -118,7 +118,8 @@ class CompileProgress:
         with self._lock:
             self._count += 1
             self._under_way.remove(task)
-            self._done += expected_compile_seconds(task.program)
+            expected = expected_compile_seconds(task.program)
+            self._done += seconds_of(expected, verdict.status == "ok", verdict.seconds)
             self._statuses[verdict.status] += 1
             self._expect(outlook)
             if self._verbose and verdict.status != "ok":

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from autotune import presets, results, sweep
 from autotune.calibrate import current
-from autotune.eta import START_SECONDS, seconds_left
+from autotune.eta import START_SECONDS, seconds_left, seconds_of
 from autotune.kernel.problem import Settings
 from autotune.plan import Request, known, make_plan
 from autotune.scoreboard import COMMITTED_ROWS
@@ -65,7 +65,7 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
             return generation.name, len(started), moments
         now, number = heapq.heappop(running)
         program, verdict = started[number]
-        done += expected_compile_seconds(program)
+        done += seconds_of(expected_compile_seconds(program), verdict.status == "ok", verdict.seconds)
         search.tell(program, verdict)
         moments.append(Moment(now, seconds_left(now + START_SECONDS, done, search.outlook().seconds, jobs)))
 

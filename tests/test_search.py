@@ -10,7 +10,7 @@ import pytest
 from autotune import plan, results, surrogate
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.plan import Plan, Request
-from autotune.search import QUICK_SECONDS, Contenders, Exhaustive, Search, seeds
+from autotune.search import QUICK_SECONDS, SEEDS, Contenders, Exhaustive, Search, chance, seeds
 from autotune.space import expected_compile_seconds
 from autotune.sweep import search_for
 from autotune.tpu.chips import V6E
@@ -221,3 +221,29 @@ def test_where_the_compiled_programs_say_little_the_band_is_wide() -> None:
 
 def test_surrogate_of_too_little_is_none() -> None:
     assert surrogate.fit([(p, 100) for p in list(grid())[: surrogate.TERMS]]) is None
+
+
+def test_the_outlook_comes_near_what_is_compiled(default_plan: Plan) -> None:
+    """From when every layout is known a little; all that could still win would be far too much."""
+
+    def verdict_of(p: Program) -> Compiled:
+        return Compiled(status="ok", schedule=Schedule(cycles_of(p, 0.05, 1e5), 1, 1))
+
+    search = search_for(request(), default_plan)
+    order: list[Program] = []
+    said: list[float] = []
+    while p := search.next():
+        order.append(p)
+        search.tell(p, verdict_of(p))
+        said.append(search.outlook().seconds)
+    left = [sum(map(expected_compile_seconds, order[number:])) for number in range(1, len(order) + 1)]
+    assert said[-1] < 0.2
+    for number in range(SEEDS, len(order) // 2):
+        assert 0.3 < said[number] / left[number] < 3.0
+
+
+def test_chances_fall_with_the_distance_and_with_ignorance() -> None:
+    chances = [chance(short, 0.1) for short in (-0.5, 0.1, 0.5, 1.0, 2.0)]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[0] > 0.9 and chances[-1] < 0.05
+    assert chance(0.1, 1.0) < 0.1 * chance(0.1, 0.1)

@@ -40,5 +40,7 @@ def test_the_wall_clock_takes_the_cost_of_waiting_out(overhead: float) -> None:
         time.sleep(overhead)
 
     samples = sorted(call_seconds(lambda: time.sleep(0.004), wait) for _ in range(5))
-    # A busy host sleeps longer than it is told to; one batch of two calls alone would say 14 ms and more.
-    assert 0.003 < samples[2] < 0.012
+    # A busy host sleeps longer than it is told to; one batch of two calls alone would say 14 ms and more. And
+    # its short batch may be the one that is disturbed: then a sample is less than the call.
+    assert samples[2] < 0.012
+    assert samples[-1] > 0.003
