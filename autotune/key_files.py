@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.kernel.problem import DTYPE_BITS, TableKey
+from autotune.kernel.problem import DTYPE_BITS, MOST, TableKey
 
 FORMATS = ("csv", "json", "table")
 MAX_BYTES = 16 << 20
 MAX_KEYS = 100_000
 FIELDS = (*TableKey._fields, "origin")
 _DTYPES, _NUMBERS = TableKey._fields[:2], TableKey._fields[2:]
-_MOST = 2**32  # a length below 2**31, rounded up to pages and then to a power of two
 _ORIGIN_CHARACTERS = 200
 
 
@@ -123,8 +122,8 @@ def _key(row: Mapping[str, Any], place: str) -> TableKey:
         value = row.get(name)
         if isinstance(value, str) and value.strip().isascii() and value.strip().isdigit() and len(value) < 20:
             value = int(value)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
-            raise UsageError(f"{place}: {name}={_shown(value)} must be a whole number within 1 and {_MOST}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST:
+            raise UsageError(f"{place}: {name}={_shown(value)} must be a whole number within 1 and {MOST}")
         numbers.append(value)
     return TableKey(row["q_dtype"], row["kv_dtype"], *numbers)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
+from autotune.kernel.problem import DTYPE_BITS, MOST, SETTING_RANGES, BlockSizes, TableKey
 from autotune.terminal import printable
 from autotune.tpu.chips import GENERATIONS
 
@@ -25,15 +25,12 @@ _WORDS = {
 }
 _NEEDED = {"schema_version", "status", "time", "workload", "workload_fingerprint", *_WORDS}
 # Column: (least, most, whether a row may lack it).
-_COUNT = (1, 2**31 - 1, False)
+_COUNT = (1, MOST, False)
 _RANGES: dict[str, tuple[float, float, bool]] = {
     **dict.fromkeys([*TableKey._fields[2:], *BlockSizes._fields], _COUNT),
     **dict.fromkeys(["num_q_heads", "num_kv_heads", "pages_per_seq"], _COUNT),
     "max_num_seqs": (1, 65536, False),
-    "sliding_window": (1, 2**31 - 1, True),
-    "vmem_limit_bytes": (1, 2**40, True),
-    "soft_cap": (-1e30, 1e30, True),
-    **dict.fromkeys(["k_scale", "v_scale"], (1e-30, 1e30, True)),
+    **{name: (*ends, True) for name, ends in SETTING_RANGES.items()},
     **dict.fromkeys(["latency_us", "latency_high_us"], (1e-6, 1e15, True)),
     # A wall clock's samples are differences, and the lower end of their interval may be below zero.
     "latency_low_us": (-1e15, 1e15, True),
@@ -83,7 +80,8 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
             least, most, may_lack = _RANGES[name]
             if column.null_count and not may_lack:
                 return f"a row without {name}"
-            if (bad := _beyond(column, least, most)) is not None:
+            sizes = pc.abs(column) if name == "soft_cap" else column
+            if (bad := _beyond(sizes, least, most)) is not None:
                 return f"a row with {name}={bad}"
         if name == "time" and _beyond(pc.cast(column, "int64"), *_TIMES) is not None:
             return "a row of a time before 2000 or after 2200"
@@ -91,8 +89,6 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
             flat = pc.list_flatten(column)
             if flat.null_count or _beyond(flat, *_SAMPLES) is not None:
                 return "a row whose samples_us are not numbers"
-        if name == "soft_cap" and pc.any(pc.equal(column, 0.0)).as_py():
-            return "a row with soft_cap=0"
         if name == "cycles":
             lengths = set(pc.unique(pc.list_value_length(column)).to_pylist()) - {None}
             flat = pc.list_flatten(column)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from autotune import results
 from autotune.errors import UsageError
-from autotune.kernel.problem import BlockSizes, Program, Settings, TableKey
+from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
@@ -139,6 +140,7 @@ BAD_ROWS = [
     ({"latency_us": -1.0}, "latency_us=-1.0"),
     ({"latency_high_us": 0.0}, "latency_high_us=0.0"),
     ({"soft_cap": 0.0}, "soft_cap=0"),
+    ({"soft_cap": 1e308}, r"soft_cap=1e\+308"),
     ({"k_scale": -1.0}, "k_scale=-1.0"),
     ({"vmem_limit_bytes": -1}, "vmem_limit_bytes=-1"),
     ({"cycles": []}, "cycles are not 4 counts"),
@@ -158,6 +160,22 @@ def test_a_row_that_no_sweep_makes_is_named(tmp_path: Path, changes: dict[str, A
     pq.write_table(bad, tmp_path / "theirs.parquet")
     with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
         results.read(tmp_path)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_rows_of_every_setting_that_is_taken_are_read(tmp_path: Path, end: int) -> None:
+    kinds = {name: float if name in ("soft_cap", "k_scale", "v_scale") else int for name in SETTING_RANGES}
+    settings = Settings(**{name: kinds[name](ends[end]) for name, ends in SETTING_RANGES.items()})  # type: ignore[arg-type]
+    below = dataclasses.replace(settings, soft_cap=-SETTING_RANGES["soft_cap"][end])
+    results.append(tmp_path, [make_row(settings=settings), make_row(settings=below)])
+    assert len(results.read(tmp_path)) == 2
+
+
+def test_rows_of_the_largest_call_are_read(tmp_path: Path) -> None:
+    most = 2**31 - 1
+    key = TableKey.simplified("bfloat16", "bfloat16", most, most, most, most, most, pages_per_seq=2)
+    results.append(tmp_path, [make_row(key=key)])
+    assert len(results.read(tmp_path)) == 1
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:

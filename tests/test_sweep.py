@@ -326,6 +326,7 @@ BAD: list[tuple[list[Any], int, str]] = [
     ([*SWEEP, "--vmem-limit", "lots"], 2, "'lots' is not a size such as 100MiB"),
     ([*SWEEP, "--vmem-limit", "64"], 2, "did you mean 64MiB?"),
     ([*SWEEP, "--soft-cap", "0"], 2, "soft_cap=0.0 must be"),
+    ([*SWEEP, "--soft-cap", "1e308"], 2, "soft_cap=1e+308 must be from 1e-30 to 1e+30, or both below 0"),
     ([*SWEEP, "--workload", "decode"], 2, "workload 'decode' is unknown"),
     ([*SWEEP, "--workload", "none.csv"], 2, "'none.csv' cannot be read"),
     (

@@ -25,6 +25,17 @@ DTYPE_BITS = {
 # kernel's schedule; it bounds the batches and what the page table takes of SMEM.
 DEFAULT_MAX_NUM_SEQS = 128
 
+# The least and the most of what keys and static settings hold, the same where they are typed and where rows
+# are read: a sweep must not record what its own reader refuses. A soft cap may have either sign.
+MOST = 2**32  # a length below 2**31, rounded up to pages and then to a power of two
+SETTING_RANGES: dict[str, tuple[float, float]] = {
+    "sliding_window": (1, 2**30),
+    "soft_cap": (1e-30, 1e30),
+    "k_scale": (1e-30, 1e30),
+    "v_scale": (1e-30, 1e30),
+    "vmem_limit_bytes": (1, 2**40),
+}
+
 
 def next_power_of_2(x: int) -> int:
     """The smallest power of two that is at least x; x must be positive."""
@@ -197,17 +208,13 @@ class Settings:
     vmem_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what the kernel refuses, as ValueError."""
-        if self.sliding_window is not None and self.sliding_window <= 0:
-            raise ValueError(f"sliding_window={self.sliding_window} must be positive")
-        if self.soft_cap is not None and not (math.isfinite(self.soft_cap) and self.soft_cap != 0):
-            raise ValueError(f"soft_cap={self.soft_cap} must be a finite number other than 0")
-        for name in ("k_scale", "v_scale"):
+        """Refuses what the kernel refuses, and what no float32 of its holds, as ValueError."""
+        for name, (least, most) in SETTING_RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name}={value} must be a finite positive number")
-        if self.vmem_limit_bytes is not None and self.vmem_limit_bytes <= 0:
-            raise ValueError(f"vmem_limit_bytes={self.vmem_limit_bytes} must be positive")
+            size = abs(value) if name == "soft_cap" and value is not None else value
+            if size is not None and not least <= size <= most:  # nor NaN
+                either = ", or both below 0" if name == "soft_cap" else ""
+                raise ValueError(f"{name}={value} must be from {least:g} to {most:g}{either}")
 
 
 NO_SETTINGS = Settings()

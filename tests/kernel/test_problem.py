@@ -65,7 +65,15 @@ def test_problem_refuses(changes: dict[str, object], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"soft_cap": 0.0}, {"soft_cap": float("nan")}, {"k_scale": -1.0}, {"sliding_window": 0}]
+    "bad",
+    [
+        *({"soft_cap": value} for value in (0.0, float("nan"), 1e308, -1e31, 1e-31)),
+        *({"k_scale": value} for value in (-1.0, 1e31)),
+        *({"v_scale": value} for value in (1e-31, float("inf"))),
+        *({"sliding_window": value} for value in (0, 2**30 + 1)),
+        *({"vmem_limit_bytes": value} for value in (0, 2**40 + 1)),
+    ],
+    ids=str,
 )
 def test_settings_refuse_what_the_kernel_refuses(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
