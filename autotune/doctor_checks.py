@@ -173,9 +173,10 @@ def libtpu(needed: list[Need]) -> Check:
 
 
 # What a variable does to a sweep, if it is set to anything but these values.
+_ON_A_TPU = "in the process that holds a TPU; compiling processes do without it"
 VARIABLES = {
-    "XLA_FLAGS": ((), "changes what is compiled, and a flag that XLA does not know ends every compile"),
-    "TPU_LOAD_LIBRARY": (("1",), "keeps libtpu from being loaded"),
+    "XLA_FLAGS": ((), f"counts, and an unknown flag is fatal, {_ON_A_TPU}"),
+    "TPU_LOAD_LIBRARY": (("1",), f"keeps libtpu from being loaded {_ON_A_TPU}"),
     "LIBTPU_INIT_ARGS": ((), "counts on a TPU; the compiling processes set their own"),
     "TPU_CHIPS_PER_PROCESS_BOUNDS": (("2,2,1",), "switches libtpu's lockfile off"),
 }

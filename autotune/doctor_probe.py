@@ -73,9 +73,9 @@ def ended(returncode: int) -> str:
 
 def answer() -> None:
     """The child's side: say every stage, until one fails that the others need."""
-    from autotune.tpu.compiler import environment
+    from autotune.tpu.compiler import take_environment
 
-    os.environ.update(environment(Path(os.devnull)))
+    take_environment(Path(os.devnull))
     os.environ.pop("LIBTPU_INIT_ARGS")  # nothing is compiled, so nothing is to be dumped
     for stage in STAGES:
         say: Callable[[], Any] = globals()[f"_{stage}"]

@@ -24,7 +24,7 @@ from autotune.errors import MachineError
 from autotune.files import FULL, scratch_folder
 from autotune.pool import Pool, Task
 from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, clear, compile_program, environment, first_line
+from autotune.tpu.compiler import Compiled, clear, compile_program, first_line, take_environment
 from autotune.tpu.compiler import failed as verdict_of
 from autotune.tpu.executable import Call, Executable, compile_ahead
 
@@ -233,7 +233,7 @@ def _start_worker(folder: str, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     mine = Path(folder) / str(os.getpid())
     mine.mkdir(parents=True)
-    os.environ.update(environment(mine))
+    take_environment(mine)
     # What libtpu prints belongs to a row that failed, not on the user's screen.
     log = os.open(Path(folder) / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

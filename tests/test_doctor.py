@@ -342,7 +342,26 @@ def test_variables_that_change_what_is_compiled() -> None:
     check = doctor_checks.environment({"XLA_FLAGS": "--xla_nonsense", "TPU_LOAD_LIBRARY": "0"})
     assert check.state == WARNING
     assert check.command == "unset XLA_FLAGS TPU_LOAD_LIBRARY"
-    assert "XLA_FLAGS=--xla_nonsense changes what is compiled" in check.text
+    assert "XLA_FLAGS=--xla_nonsense counts" in check.text
+
+
+def test_next_is_a_variable_that_may_be_why_the_tpu_does_not_start() -> None:
+    variables = doctor_checks.environment({"XLA_FLAGS": "--xla_nonsense"})
+    compiles = Check("v6e", OK, "libtpu knows it")
+    report = doctor.Report([variables, Check("tpu", FAILURE, "it ended"), compiles])
+    assert report.next() == ["unset XLA_FLAGS", "autotune doctor"]
+    none = doctor.Report([variables, Check("tpu", WARNING, "none is attached"), compiles])
+    assert none.next()[0].startswith("autotune sweep --target v6e")
+
+
+@LINUX
+def test_variables_of_the_user_that_end_a_compiler_do_not_end_ours(make: Make) -> None:
+    done = make().autotune("doctor", XLA_FLAGS="--bogus_flag", TPU_LOAD_LIBRARY="0")
+    assert done.returncode == 0, done.stdout
+    found = states(done.stdout)
+    assert found["environ"] == WARNING
+    assert {found[name] for name in chips.GENERATIONS} == {OK}
+    assert "sweep --target v6e" in done.stdout.splitlines()[-1]
 
 
 def test_an_attached_tpu(host: Host) -> None:

@@ -119,6 +119,17 @@ def test_a_compile_beyond_the_limit_is_timeout_and_the_rest_are_there(pools: Sta
     assert "--compile-timeout 12 s" in (verdicts[SLOW].error or "")
 
 
+def test_variables_of_the_user_do_not_reach_the_compiler(
+    pools: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each alone would end the compiler, and so be the verdict on every program."""
+    monkeypatch.setenv("XLA_FLAGS", "--bogus_flag")
+    monkeypatch.setenv("TPU_LOAD_LIBRARY", "0")
+    with pools.start(1, 600.0) as pool:
+        [(_, verdict)] = pool.run(each(QUICK[:1]))
+    assert verdict.status == "ok", verdict.error
+
+
 def test_leaving_early_stops_the_workers_and_takes_their_files_along(pools: Started) -> None:
     with pytest.raises(KeyboardInterrupt), pools.start(1, 600.0) as pool:
         for _ in pool.run(each([QUICK[0], SLOW])):

@@ -1,6 +1,6 @@
 """Compile a program ahead of time for a generation, with libtpu's own compiler and no TPU.
 
-The environment of a compiling process must be set before jax is imported there (`environment`), and one
+The environment of a compiling process must be set before jax is imported there (`take_environment`), and one
 process compiles for every generation in turn. A fault in the compiler may abort the process: run this in one
 that may die.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import time
 from pathlib import Path
@@ -31,6 +32,9 @@ _OVERFLOWS = (
 )  # fmt: skip
 MAX_ERROR_CHARS = 500
 MAX_SAID_CHARS = 20_000
+# What a compiling process does not take over from the user: it changes what is compiled, or ends the
+# compiler, which would be recorded as the program's own failure, for all sweeps to come.
+NOT_INHERITED = ("XLA_FLAGS", "TPU_LOAD_LIBRARY")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +71,13 @@ def environment(dump_folder: Path) -> dict[str, str]:
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "LIBTPU_INIT_ARGS": dump_flags(dump_folder),
     }
+
+
+def take_environment(dump_folder: Path) -> None:
+    """Make this process's environment that of a compiling one; before it imports jax."""
+    for name in NOT_INHERITED:
+        os.environ.pop(name, None)
+    os.environ.update(environment(dump_folder))
 
 
 @functools.cache
