@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from autotune import gather, merge, results, unfinished, winners
 from autotune.errors import UsageError
@@ -31,11 +32,15 @@ _TITLE = "Tuned block sizes for ragged paged attention on TPU. Written by tpu-au
 
 @dataclasses.dataclass(frozen=True)
 class Emitted:
-    """A file's text, its rows, and what a conversion did to them (None without one)."""
+    """A file's text, its rows, and what a conversion did to them (None without one).
+
+    sources: how many values come from where, before the conversion.
+    """
 
     text: str
     rows: int
-    conversion: str | None
+    sources: Mapping[str, int]
+    conversion: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +62,27 @@ class Winners:
     def tables(self) -> Tables:
         """Values by generation and key."""
         return self.merged.tables if self.merged else tables_of(self.lines)
+
+    @property
+    def base_source(self) -> str:
+        """Where the values of the base come from."""
+        if self.base is None:
+            return "nowhere"
+        return results.MODELLED if self.base.modelled else str(self.base.provenance.get("source", "unknown"))
+
+    def sources(self) -> dict[tuple[str, TableKey], str]:
+        """Where the value of each generation's key comes from."""
+        of_rows = zip(
+            zip(self.lines["target"], winners.keys_of(self.lines), strict=True),
+            self.lines["source"],
+            strict=True,
+        )
+        found = {place: source for place, source in of_rows if not self.merged or place in self.merged.taken}
+        return {
+            (target, key): found.get((target, key), self.base_source)
+            for target, rows in self.tables.items()
+            for key in rows
+        }
 
 
 def winning_lines(folder: Folder, target: str | None = None) -> pd.DataFrame:
@@ -125,24 +151,34 @@ def emit(
     won = won if isinstance(won, Winners) else Winners(won)
     lines = won.lines
     require_known(lines, won.base, allow_modelled)
-    sources = sorted({*lines["source"], *_kept_sources(won)})
-    source = results.MODELLED if results.MODELLED in sources else ", ".join(sources)
-    provenance = _provenance(lines, won, source)
+    by_place = won.sources()
+    if names == "jax" and dialect is JAX:
+        devices, owners = _under_jaxs_names(won)
+        held = Counter(
+            (name, by_place[owners[name], key] if name in owners else won.base_source)
+            for name, rows in devices.items()
+            for key in rows
+        )
+    else:
+        held = Counter((target, source) for (target, _), source in by_place.items())
+    sources = Counter[str]()
+    for (_, source), count in sorted(held.items()):
+        sources[source] += count
+    source = results.MODELLED if results.MODELLED in sources else ", ".join(sorted(sources))
+    provenance = _provenance(won, held, source)
+    stated = {"source": source, **{f"note_{i}": line for i, line in enumerate(provenance, 1)}}
     if dialect is not JAX:
-        stated = {
-            "source": source,
-            "tuned_for": "JAX's ragged paged attention kernel, which is not this stack's",
-            **{f"note_{i}": line for i, line in enumerate(provenance, 1)},
-        }
+        kernel = "JAX's ragged paged attention kernel, which is not this stack's"
+        stated = {"source": source, "tuned_for": kernel, **stated}
         converted = convert(won.tables, dialect, stated)
-        return Emitted(source_module.render(converted.table, _TITLE), len(converted.table), str(converted))
+        text = source_module.render(converted.table, _TITLE)
+        return Emitted(text, len(converted.table), sources, str(converted))
     if names == "jax":
-        stated = {"source": source, **{f"note_{i}": line for i, line in enumerate(provenance, 1)}}
-        table = _under_jaxs_names(won, stated)
-        return Emitted(source_module.render(table, _TITLE), len(table), None)
-    count = sum(map(len, won.tables.values()))
+        table = Table(dialect=JAX, devices=devices, provenance=stated)
+        return Emitted(source_module.render(table, _TITLE), len(table), sources)
     limit = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
-    return Emitted(jax_module.render(won.tables, source, provenance, limit), count, None)
+    text = jax_module.render(won.tables, source, provenance, limit)
+    return Emitted(text, held.total(), sources)
 
 
 def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:
@@ -173,16 +209,8 @@ def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool)
         )
 
 
-def _kept_sources(won: Winners) -> set[str]:
-    """Where the values that a base keeps come from."""
-    if won.base is None or won.merged is None:
-        return set()
-    kept = won.merged.kept + won.merged.untold + won.merged.untouched
-    return {str(won.base.provenance.get("source", "unknown"))} if kept else set()
-
-
-def _under_jaxs_names(won: Winners, provenance: dict[str, Any]) -> Table:
-    """The table under the names that the installed JAX's own look-up asks for.
+def _under_jaxs_names(won: Winners) -> tuple[dict[str, dict[TableKey, BlockSizes]], dict[str, str]]:
+    """Rows under the names that the installed JAX's own look-up asks for, and whose re-tuned names are.
 
     Devices of a base keep their names, and those that were not re-tuned their rows.
     """
@@ -200,20 +228,23 @@ def _under_jaxs_names(won: Winners, provenance: dict[str, Any]) -> Table:
     for name, rows in won.base.devices.items() if won.base else ():
         if name not in devices and not tuned.intersection(JAX.generations(name)):
             devices[name] = dict(rows)
-    ordered = {name: dict(sorted(devices[name].items())) for name in sorted(devices)}
-    return Table(dialect=JAX, devices=ordered, provenance=provenance)
+    return {name: dict(sorted(devices[name].items())) for name in sorted(devices)}, owners
 
 
-def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
-    """What a reviewer asks of a table; of finished sweeps, nothing in it depends on when or where."""
+def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> list[str]:
+    """What a reviewer asks of a table; of finished sweeps, nothing in it depends on when or where.
+
+    held: how many values the table holds, by name of the device and source.
+    """
+    lines = won.lines
     settings = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]
     text = []
-    modelled = int((lines["source"] == results.MODELLED).sum())
+    modelled = sum(count for (_, of), count in held.items() if of == results.MODELLED)
     if modelled:
-        models = ", ".join(sorted(lines["model"].dropna().unique()))
+        models = ", ".join(sorted(lines["model"].dropna().unique())) or "that of the table merged into"
         text += [
-            f"MODELLED: {modelled} of {len(lines)} values come from the compiler's schedule and a cost model",
-            f"({models}). They were not timed on a TPU.",
+            f"MODELLED: {modelled} of {held.total()} values come from the compiler's schedule and a cost",
+            f"model ({models}). They were not timed on a TPU.",
         ]
     elif source == results.MEASURED:
         text.append("MEASURED: every value was timed on a TPU.")
@@ -224,9 +255,11 @@ def _provenance(lines: pd.DataFrame, won: Winners, source: str) -> list[str]:
         ]
     for sweep in won.unfinished:
         text += textwrap.wrap(f"UNFINISHED: {sweep}: values may change.", 96)
-    counts = sorted(lines["target"].value_counts().items())
+    counts = Counter[str]()
+    for (name, _), count in sorted(held.items()):
+        counts[name] += count
     text += [
-        f"keys: {', '.join(f'{count} {target}' for target, count in counts)}",
+        f"keys: {', '.join(f'{count} {name}' for name, count in counts.items())}",
         f"settings: {settings_text(settings)}",
     ]
     for column in ("jax", "jaxlib", "libtpu", "kernel_fingerprint"):

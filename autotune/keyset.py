@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -70,7 +71,11 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
         raise too_many()
     for tp in serving.tps:
         for attention in model.attentions:
-            q_heads, kv_heads = per_chip(model, attention, tp)
+            try:
+                q_heads, kv_heads = per_chip(model, attention, tp)
+            except UsageError as error:
+                dtypes = dtype, serving.kv_dtype or dtype
+                raise UsageError(f"{error}: {_would_do(model, *dtypes)}") from None
             layers = f" {attention.layers}" if attention.layers else ""
             for length in lengths:
                 for page in serving.page_sizes or (recommended_page_size(length, serving.max_num_seqs),):
@@ -89,14 +94,45 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
                         yield Asked(problem, f"{model.name} tp={tp}{layers}", model)
 
 
+def _would_do(model: Model, q_dtype: str, kv_dtype: str) -> str:
+    """Which numbers of chips a model's heads can be divided among, and are not refused as not tiling then."""
+    any_problem = Problem(
+        q_dtype=q_dtype,
+        kv_dtype=kv_dtype,
+        num_q_heads=1,
+        num_kv_heads=1,
+        head_dim=128,
+        page_size=16,
+        max_num_batched_tokens=DEFAULT_TOKENS,
+        pages_per_seq=1,
+    )
+    as_they_are = [tp for tp, *_ in unpadded(model, any_problem)]
+    padded = [tp for tp in _divide_all(model) if tp not in as_they_are]
+    first, second = (", ".join(map(str, tps[:12])) for tps in (as_they_are, padded))
+    if not padded:
+        return f"--tp {first} would do"
+    if not as_they_are:
+        return f"--tp {second} would do with --pad-heads"
+    return f"--tp {first} would do, and with --pad-heads {second}"
+
+
+def _divide_all(model: Model) -> Iterator[int]:
+    """The numbers of chips that the heads of all of a model's layers can be divided among."""
+    for tp in divisors(model.attentions[0]):
+        with contextlib.suppress(UsageError):
+            for attention in model.attentions:
+                per_chip(model, attention, tp)
+            yield tp
+
+
 def unpadded(model: Model, problem: Problem) -> Iterator[tuple[int, int, int]]:
     """(chips, query heads, KV heads) of each division of a model's heads that needs no padding.
 
     problem: for what else decides that. The heads are those of the model's first kind of layers.
     """
-    for tp in divisors(model.attentions[0]):
+    for tp in _divide_all(model):
+        heads = [per_chip(model, attention, tp) for attention in model.attentions]
         try:
-            heads = [per_chip(model, attention, tp) for attention in model.attentions]
             for attention, (q_heads, kv_heads) in zip(model.attentions, heads, strict=True):
                 dim = attention.head_dim
                 sweep_key(

@@ -24,10 +24,12 @@ class Merged:
 
     changed: the winner is faster than the base's pair by more than asked, or the base's pair does not run.
     new: the base has no such key. kept: the winner is the base's pair, or not enough faster. untold: kept
-    too, as the rows do not hold the base's pair. untouched: entries that the rows say nothing of.
+    too, as the rows do not hold the base's pair. untouched: entries that the rows say nothing of. taken: the
+    changed and new ones, by generation and key.
     """
 
     tables: Tables
+    taken: frozenset[tuple[str, TableKey]]
     changed: int
     new: int
     kept: int
@@ -91,6 +93,7 @@ def merge(
     tables: Tables = {generation: dict(base.rows_of(generation)) for generation in base.generations()}
     counts = dict.fromkeys(("changed", "new", "kept", "untold"), 0)
     before = sum(map(len, tables.values()))
+    taken = set()
     for target, rows in tables_of(lines).items():
         for key, winner in rows.items():
             held = tables.setdefault(target, {}).get(key)
@@ -109,5 +112,6 @@ def merge(
             counts[fate] += 1
             if fate in ("new", "changed"):
                 tables[target][key] = winner
+                taken.add((target, key))
     touched = counts["changed"] + counts["kept"] + counts["untold"]
-    return Merged(tables=tables, untouched=before - touched, **counts)
+    return Merged(tables=tables, taken=frozenset(taken), untouched=before - touched, **counts)

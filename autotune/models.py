@@ -64,15 +64,12 @@ def per_chip(model: Model, attention: Attention, tp: int) -> tuple[int, int]:
       UsageError: the heads cannot be divided so.
     """
     q_heads, kv_heads = attention.num_q_heads, attention.num_kv_heads
-    takes = f"--tp {', '.join(map(str, divisors(attention)[:12]))} would do"
     if q_heads % tp:
-        raise UsageError(
-            f"{model.name}: {q_heads} query heads cannot be divided among --tp {tp} chips: {takes}"
-        )
+        raise UsageError(f"{model.name}: {q_heads} query heads cannot be divided among --tp {tp} chips")
     if kv_heads % tp and tp % kv_heads:
         raise UsageError(
             f"{model.name}: {kv_heads} KV heads can be neither divided among --tp {tp} chips nor repeated to "
-            f"as many: {takes}"
+            "as many"
         )
     return q_heads // tp, max(1, kv_heads // tp)
 

@@ -138,6 +138,22 @@ def test_models_of_one_key_share_it() -> None:
     assert list(merged(entries).values()) == ["llama-3.1-8b tp=1; mixtral-8x7b tp=1"]
 
 
+@pytest.mark.parametrize(
+    ("tp", "said"),
+    [(4, "--tp 5, 10, 20, 40 would do, and with --pad-heads 1, 2"), (3, "--tp 5, 10, 20, 40 would do")],
+)
+def test_numbers_of_chips_that_are_offered_are_not_refused_as_not_tiling(tp: int, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        keys_of("phi-4", tps=(tp,))
+    assert keys_of("phi-4", tps=(5, 10, 20, 40))
+    for padded in (1, 2):
+        with pytest.raises(UsageError, match="can not be XLA fully tiled"):
+            keys_of("phi-4", tps=(padded,))
+        assert resolve(of_model(known("phi-4"), Serving(tps=(padded,))), pad_heads=True)
+    with pytest.raises(UsageError, match=r"--tp 3 chips: --tp 1, 2, 4, 8, 16, 32 would do$"):
+        keys_of("llama-3.1-8b", tps=(3,))
+
+
 def test_no_longest_length_asks_for_one() -> None:
     model = read_config(CONFIGS / "falcon-7b.json")
     with pytest.raises(UsageError, match="names no longest length: give --max-model-len"):

@@ -83,6 +83,27 @@ def test_the_text_says_what_was_merged(folder: Path) -> None:
     assert table.modelled and len(table) == 6
 
 
+def test_the_header_counts_what_the_table_holds(folder: Path) -> None:
+    """Of the base: one that it kept, one untold, one untouched; the other three are of the rows."""
+    emitted = emit.emit(emit.read(folder, base=base_table()), allow_modelled=True)
+    assert "MODELLED: 3 of 6 values" in emitted.text
+    assert (emitted.rows, dict(emitted.sources)) == (6, {"measured": 3, "modelled": 3})
+    other = Table(
+        dialect=JAX,
+        devices={"TPU v5e": {KEY: BlockSizes(4, 32)}},
+        origin="t5.py",
+        provenance={"source": "modelled"},
+    )
+    both = emit.emit(emit.read(folder, base=other), allow_modelled=True)
+    assert "MODELLED: 6 of 6 values" in both.text
+    assert "keys: 1 v5e, 5 v6e" in both.text
+    assert (both.rows, dict(both.sources)) == (6, {"modelled": 6})
+    named = emit.emit(emit.read(folder, base=load("jax")), allow_modelled=True, names="jax")
+    held = read_text(named.text, "x")
+    assert "'keys: " in named.text.replace('"', "'")
+    assert sum(named.sources.values()) == named.rows == len(held)
+
+
 def test_bases_that_cannot_be_merged_into(folder: Path) -> None:
     with pytest.raises(UsageError, match="sglang-jax dialect"):
         emit.read(folder, base=Table(dialect=SGLANG, devices={}))

@@ -257,13 +257,9 @@ def test_heads_are_divided_as_serving_stacks_do() -> None:
         (1, 1),
     ]
     assert per_chip(*heads(12, 6), 12) == (1, 1)
-    with pytest.raises(
-        UsageError, match=r"32 query heads cannot be divided among --tp 3 chips: --tp 1, 2, 4"
-    ):
+    with pytest.raises(UsageError, match=r"32 query heads cannot be divided among --tp 3 chips$"):
         per_chip(*heads(32, 8), 3)
-    with pytest.raises(
-        UsageError, match=r"10 KV heads can be neither divided among --tp 8 .* --tp 1, 2, 5, 10"
-    ):
+    with pytest.raises(UsageError, match=r"10 KV heads can be neither divided among --tp 8 .* as many$"):
         per_chip(*heads(40, 10), 8)
 
 

@@ -109,8 +109,9 @@ def command(
         return
     with whole(output) as file:
         file.write(emitted.text.encode())
-    sources = ", ".join(f"{count} {source}" for source, count in won.lines["source"].value_counts().items())
-    click.echo(f"{output}: {counted(emitted.rows, 'key')} ({sources})", err=True)
+    sources = ", ".join(f"{count} {source}" for source, count in sorted(emitted.sources.items()))
+    made_of = "made of " if sum(emitted.sources.values()) != emitted.rows else ""
+    click.echo(f"{output}: {counted(emitted.rows, 'key')} ({made_of}{sources})", err=True)
     if output.is_file():
         click.echo(f"Next: {_next(output, dialect, names, won.unfinished)}", err=True)
 
