@@ -220,7 +220,11 @@ def known_from(
             continue
         recorded.add(results.identity(line))
         if line["compile_seconds"] is not None or (crashes and line["status"] == "crashed"):
-            verdicts[program_of(line)] = _verdict(line)
+            verdict = _verdict(line)
+            if (
+                verdict.schedule or verdict.status != "ok"
+            ):  # of another's row: nothing can be predicted from it
+                verdicts[program_of(line)] = verdict
     return recorded, verdicts
 
 

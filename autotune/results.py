@@ -208,7 +208,7 @@ Replaced = Mapping[tuple[Any, ...], datetime.datetime]
 _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
-ALWAYS = ("schema_version", "status", "time", "workload")
+ALWAYS = ("schema_version", "status", "time", "workload", "latency_us")
 # A reader lists the folder again where a file is gone: it was compacted into another.
 _ATTEMPTS = 5
 
@@ -342,7 +342,7 @@ def read(
 ) -> pd.DataFrame:
     """The rows of a data set, the newest of each identity, in an order that the files' names do not change.
 
-    columns: those to read, IDENTITY, status and time always among them; all by default. only: the files to
+    columns: those to read, IDENTITY and ALWAYS among them in any case; all by default. only: the files to
     read, by name; all by default.
 
     Raises:

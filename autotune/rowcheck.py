@@ -94,6 +94,14 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
             flat = pc.list_flatten(column)
             if lengths - {_DEPTHS} or flat.null_count or _beyond(flat, *_CYCLES) is not None:
                 return f"a row whose cycles are not {_DEPTHS} counts"
+    if {"status", "latency_us"} <= set(table.column_names):
+        # Such as a NaN that pandas has written, as null: the candidate would count as tried, and never win.
+        for status in pc.unique(table["status"].filter(pc.is_null(table["latency_us"]))).to_pylist():
+            if status == "ok":
+                return "a row with status=ok and no latency_us"
+        for status in pc.unique(table["status"].filter(pc.is_valid(table["latency_us"]))).to_pylist():
+            if status != "ok":
+                return f"a row with status={_short(status)} and a latency_us"
     return None
 
 

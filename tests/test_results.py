@@ -6,14 +6,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import results
+from autotune import plan, results
 from autotune.errors import UsageError
 from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
+from autotune.tpu.chips import V6E
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 TOOLS = results.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
@@ -35,6 +37,8 @@ def make_row(
     **values: Any,
 ) -> dict[str, Any]:
     problem = key.canonical_problem()
+    if status == "ok":
+        values.setdefault("latency_us", 1.0)
     row = results.row(
         target=target,
         device_kind="TPU",
@@ -138,6 +142,8 @@ BAD_ROWS = [
     ({"latency_us": float("nan")}, "latency_us=nan"),
     ({"latency_us": float("inf")}, "latency_us=inf"),
     ({"latency_us": -1.0}, "latency_us=-1.0"),
+    ({"latency_us": None}, "status=ok and no latency_us"),
+    ({"status": "vmem_oom"}, "status=vmem_oom and a latency_us"),
     ({"latency_high_us": 0.0}, "latency_high_us=0.0"),
     ({"soft_cap": 0.0}, "soft_cap=0"),
     ({"soft_cap": 1e308}, r"soft_cap=1e\+308"),
@@ -169,6 +175,17 @@ def test_rows_of_every_setting_that_is_taken_are_read(tmp_path: Path, end: int) 
     below = dataclasses.replace(settings, soft_cap=-SETTING_RANGES["soft_cap"][end])
     results.append(tmp_path, [make_row(settings=settings), make_row(settings=below)])
     assert len(results.read(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("columns", [None, ["cycles"]])
+def test_a_latency_that_pandas_made_nan_is_refused(tmp_path: Path, columns: list[str] | None) -> None:
+    results.append(tmp_path, [make_row()])
+    [path] = tmp_path.glob("*.parquet")
+    frame = pd.read_parquet(path)
+    frame["latency_us"] = float("nan")
+    frame.to_parquet(path)
+    with pytest.raises(UsageError, match="holds a row with status=ok and no latency_us: move it out"):
+        results.read(tmp_path, columns)
 
 
 def test_rows_of_the_largest_call_are_read(tmp_path: Path) -> None:
@@ -220,3 +237,11 @@ def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
         except UsageError:
             refused += 1
     assert refused > 50
+
+
+@pytest.mark.parametrize("cycles", [[60, 280, 27, 1645], None])
+def test_a_verdict_without_its_cycles_is_compiled_anew(cycles: list[int] | None) -> None:
+    schedule = {"cycles": cycles, "vmem_used_bytes": 1, "smem_used_bytes": 1, "compile_seconds": 1.0}
+    table = pa.Table.from_pylist([make_row(**schedule)], schema=results.schema())
+    found = plan.known(plan.Request(generation=V6E, keys=(KEY,)), table.to_pandas(), TOOLS)
+    assert len(found) == (cycles is not None)

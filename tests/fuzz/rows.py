@@ -86,6 +86,7 @@ def as_row(found: Compiled) -> bytes:
         "limit_bytes": found.limit_bytes,
         "error": found.error,
         "compile_seconds": found.seconds,
+        "latency_us": 1.0 if found.status == "ok" else None,
     }
     if schedule is not None:
         values |= {
