@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     (
         *("autotune.unfinished", "autotune.winners", "autotune.gather"),
         *("autotune.claims", "autotune.outbox"),
-        *("autotune.workers", "autotune.owner", "autotune.shortlist"),
+        *("autotune.workers", "autotune.owner", "autotune.shortlist", "autotune.room"),
     ),
     ("autotune.measure", "autotune.ray_pool"),
     ("autotune.devices",),

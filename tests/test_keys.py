@@ -424,6 +424,47 @@ def test_keys_go_from_one_command_to_the_other(monkeypatch: pytest.MonkeyPatch, 
     assert not list(tmp_path.iterdir())
 
 
+def test_keys_that_nothing_can_fit_are_told_with_what_would(tmp_path: Path) -> None:
+    """A length of ten million tokens has pages of which not one fits in VMEM twice."""
+    long = {"num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 128}
+    (tmp_path / "long.json").write_text(json.dumps({**long, "max_position_embeddings": 10485760}))
+    model = ("--target", "v6e", "--model", str(tmp_path / "long.json"))
+    runner = CliRunner()
+    listed = runner.invoke(cli, ["keys", *model], catch_exceptions=False)
+    ways = "--max-model-len 4194304 or less with --page-size 4096, or a larger --vmem-limit, up to 128MiB"
+    said = (
+        f"one page of 16384 tokens and one query need 32.02 MiB of VMEM, and the limit is 32 MiB; type {ways}"
+    )
+    assert f"nothing can fit v6e: {said}\n" in listed.stderr
+    dry = runner.invoke(cli, ["sweep", *model, "--no-cache", "--dry-run"], catch_exceptions=False)
+    assert f"nothing can fit v6e: {said}\n" in dry.stderr
+    swept = runner.invoke(cli, ["sweep", *model, "--no-cache", "--out", str(tmp_path / "r")])
+    assert swept.exit_code == 0
+    assert swept.stdout.splitlines()[-1] == f"Next: the same with {ways}"
+    typed = ["--max-model-len", "4194304", "--page-size", "4096"]
+    assert (
+        "nothing can fit" not in runner.invoke(cli, ["keys", *model, *typed], catch_exceptions=False).stderr
+    )
+    enough = ["sweep", *model, "--dry-run", "--vmem-limit", "64MiB"]
+    assert "nothing can fit" not in runner.invoke(cli, enough, catch_exceptions=False).stderr
+
+
+def test_a_page_table_that_nothing_can_fit_is_told_with_the_page_that_would() -> None:
+    shape = "q_heads=8,kv_heads=1,head_dim=128,max_num_batched_tokens=1024,max_model_len=1048576"
+    asked = [
+        "keys",
+        "--target",
+        "v6e",
+        "--shape",
+        f"{shape},page_size=128",
+        "--shape",
+        f"{shape},page_size=512",
+    ]
+    said = CliRunner().invoke(cli, asked, catch_exceptions=False).stderr
+    assert "nothing can fit v6e for 1 of 2 keys, such as ('bfloat16', 'bfloat16', 8, 1, 128, 128," in said
+    assert said.endswith("128 rows of 8192 pages, is larger than SMEM; type page_size=1024\n")
+
+
 def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_path: Path) -> None:
     """Three heads of each kind, padded to four: a small program."""
     fields = {"num_attention_heads": 3, "head_dim": 128, "sliding_window": 64, "max_position_embeddings": 512}

@@ -182,6 +182,17 @@ def test_a_file_that_cannot_be_read_stops_both_before_anything_is_written(tmp_pa
     assert not (tmp_path / "c").exists()
 
 
+def test_a_folder_without_rows_is_told_as_everywhere(run: Callable[..., Result], tmp_path: Path) -> None:
+    results.append(tmp_path / "r" / "demo", [make_row(8, latency_us=1.0)])
+    said = str(run("ls", "r").exception)
+    assert said == "'r': no rows in the folder itself: name those in it: r/demo"
+    with pytest.raises(UsageError, match=said):
+        show.overview(Path("r"), empty=False)
+    with pytest.raises(UsageError, match=r"no rows in the folder itself: name those in it: r/demo"):
+        load("r")
+    assert run("ls", "r/demo").exit_code == 0
+
+
 def test_ls(run: Callable[..., Result], tmp_path: Path) -> None:
     results.append(tmp_path / "r", [make_row(4, minute=1), make_row(8, status="vmem_oom"), make_row(4)])
     results.append(tmp_path / "r", [make_row(4, target="v5e", source="measured", minute=5, workload="x")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from autotune.commands.completing import names_or_files
 from autotune.commands.options import Numbers, cores, parse_shape
 from autotune.errors import MachineError, UsageError
-from autotune.kernel.problem import DTYPE_BITS, Problem, Program, TableKey
+from autotune.kernel.problem import DTYPE_BITS, NO_SETTINGS, Problem, Program, Settings, TableKey
 
 if TYPE_CHECKING:
     from autotune.keyset import Entry
@@ -203,6 +203,15 @@ class Selection:
         if len(lines) > _LISTED:
             click.echo(f"and {len(lines) - _LISTED} lines more: `autotune keys` prints all keys", err=True)
         return keyset.merged(entries)
+
+    def no_room(
+        self, keys: Sequence[TableKey], generation: Generation, settings: Settings = NO_SETTINGS
+    ) -> tuple[str, str] | None:
+        """Why nothing can fit some of the keys, and what to type, in the options' words; None if all may."""
+        from autotune import room
+
+        typed = ("--page-size ", "--max-model-len ") if self.models else ("page_size=", "max_model_len=")
+        return room.no_room(generation, keys, settings, self.max_num_seqs, typed)
 
 
 def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, Compiled]:

@@ -56,7 +56,13 @@ def command(
         click.echo(_models(None if given is ParameterSource.DEFAULT else form), nl=False)
         return
     selection = chosen.select(max_num_seqs)
-    click.echo(render(selection.keys(target, compiling=compiling), form), nl=False)
+    keys = selection.keys(target, compiling=compiling)
+    if target:
+        from autotune.tpu import chips
+
+        if stuck := selection.no_room(list(keys), chips.by_name(target)):
+            click.echo(f"{stuck[0]}; type {stuck[1]}", err=True)
+    click.echo(render(keys, form), nl=False)
 
 
 def _models(form: str | None) -> str:

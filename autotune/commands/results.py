@@ -49,6 +49,8 @@ def list_command(folder: Folder, form: str) -> None:
 
     held = gather.inventory(folder)
     held["unfinished"] = [str(sweep) for sweep in unfinished.read(folder)]
+    if not (held["rows"] or held["unfinished"]):
+        raise UsageError(gather.nothing([folder], None))
     if form == "json":
         click.echo(json.dumps(held, indent=1))
         return

@@ -248,6 +248,8 @@ def command(
         search = sweep.search_for(request, plan)
     cores = jobs or place.jobs
     _announce(request, plan, search, cores, part)
+    if stuck := selection.no_room(request.keys, generation, settings):
+        say(f"{stuck[0]}; type {stuck[1]}")
     if dry_run:
         return
     assert out is not None
@@ -269,7 +271,7 @@ def command(
     )
     if store and store.broken:
         say(f"compile results are not kept for other sweeps: {store.path} cannot be used ({store.broken})")
-    _report(summary, plan, request, out, devices)
+    _report(summary, plan, request, out, devices, stuck[1] if stuck else None)
 
 
 def _is_file(name: str) -> bool:
@@ -338,7 +340,10 @@ def _run(
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 
 
-def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None) -> None:
+def _report(
+    summary: Summary, plan: Plan, request: Request, out: Folder, devices: Devices | None, room: str | None
+) -> None:
+    """room: what to type where nothing whatever can fit a key."""
     from autotune import show, show_formats
     from autotune.commands import next_step
     from autotune.sweep import accounts
@@ -365,8 +370,10 @@ def _report(summary: Summary, plan: Plan, request: Request, out: Folder, devices
         click.echo("No table can be made of this: interpreted rows test the path, and time nothing")
     elif then := next_step.after_rows(seen, out):
         click.echo(f"Next: {then}")
+    elif not seen.lines and room:
+        click.echo(f"Next: the same with {room}")
     elif not seen.lines and any("vmem_oom" in by_status for by_status in seen.statuses.values()):
         most = hardware(request.generation).vmem_bytes
-        room = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
-        larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if room else ""
+        limited = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
+        larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if limited else ""
         click.echo(f"Next: try smaller --kv-pages and --queries{larger}")

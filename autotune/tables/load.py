@@ -127,9 +127,12 @@ def from_results(folder: Folder) -> Table:
     Raises:
       UsageError: the folder has no rows, no winner, or winners of several settings of the kernel.
     """
-    from autotune import incumbents, results, winners
+    from autotune import gather, incumbents, results, winners
 
-    scored = winners.scores(results.read(folder, winners.READ_COLUMNS))
+    frame = results.read(folder, winners.READ_COLUMNS)
+    if frame.empty:
+        raise UsageError(gather.nothing([folder], None))
+    scored = winners.scores(frame)
     if scored.empty:
         raise UsageError(f"results folder {str(folder)!r} has no candidate that is ok, so nothing can win")
     lines = winners.choose(scored, incumbents.incumbents_of(scored))
