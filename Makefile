@@ -25,7 +25,7 @@ demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not he
 	@echo 'To type autotune without its path: . $(BIN)/activate. A shape of your own: autotune sweep --help'
 
 test: $(VENV)/installed-test lint browser  ## everything but the slow suite
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest -m 'not slow' --numprocesses auto --maxprocesses 4 --dist loadfile
 
 reliability: $(VENV)/installed-test  ## the tables of docs/reliability.md, from kills and faults: half an hour
 	AUTOTUNE_RELIABILITY=1 $(BIN)/python -m pytest tests/faults -m 'slow or not slow'
