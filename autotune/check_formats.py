@@ -26,7 +26,7 @@ def heading(report: Report) -> str:
     devices = ", ".join(f"{device!r} {len(rows)}" for device, rows in table.devices.items()) or "no device"
     source = table.provenance.get("source")
     values = f", values {str(source).upper()}" if source else ""
-    return f"{table.origin}: {table.dialect} dialect, {counted(len(table), 'row')} ({devices}){values}"
+    return f"{table.origin}: {table.dialect} dialect, {counted(len(table), 'key')} ({devices}){values}"
 
 
 def verdicts(report: Report) -> list[str]:

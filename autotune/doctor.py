@@ -70,7 +70,7 @@ def _checks(report: Report, out: Folder | None, deep: bool, cores: int) -> Itera
     yield doctor_machine.cache()
     yield doctor_machine.results(out)
     yield doctor_machine.memory(cores)
-    tpu, report.attached = doctor_machine.tpu()
+    tpu, report.attached = doctor_machine.tpu(shipped="kernel" in probe.answers)
     yield tpu
     generations = doctor_machine.generations(probe, vital=report.attached is None)
     if deep and report.ready:

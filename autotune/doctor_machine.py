@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import shutil
@@ -14,6 +15,7 @@ from autotune.doctor_probe import Probe
 from autotune.errors import AutotuneError
 from autotune.files import user_folder
 from autotune.folders import Folder, Remote
+from autotune.terminal import counted
 from autotune.tpu import attached, chips
 from autotune.tpu.attached import Attached
 
@@ -22,17 +24,20 @@ ROOM_BYTES = GIB
 COMPILE_BYTES = GIB  # of memory for one compile: 0.4 to 0.65 GiB were seen, for those of 3 s to 8 min
 
 
-def tpu(sysfs: Path = attached.SYSFS_DEVICES, **where: Any) -> tuple[Check, Attached | None]:
+def tpu(
+    sysfs: Path = attached.SYSFS_DEVICES, *, shipped: bool = True, **where: Any
+) -> tuple[Check, Attached | None]:
     """The attached TPU, or why there is none; where one is free, another process starts JAX on it.
 
-    sysfs, where: places to look at, as `attached.attached` takes them.
+    shipped: whether the installed jax has the look-up. sysfs, where: places to look at, as
+    `attached.attached` takes them.
     """
     if not attached.pci_chips(sysfs, where.get("dev", attached.DEV)):
         check = Check(
             "tpu",
             WARNING,
-            "none is attached to this machine, so nothing can be timed; JAX's own look-up says here "
-            f"`NotImplementedError: {chips.TOO_OLD}`",
+            "none is attached to this machine, so nothing can be timed"
+            + (f"; JAX's own look-up says here `NotImplementedError: {chips.TOO_OLD}`" if shipped else ""),
             "name a generation to compile for, such as --target v6e",
         )
         return check, None
@@ -122,9 +127,28 @@ def cache() -> Check:
     """The store of compile results."""
     folder = user_folder("XDG_CACHE_HOME", ".cache")
     held = sum(path.stat().st_size for path in folder.glob("*") if path.is_file()) if folder.is_dir() else 0
+    size = f"{held / 2**20:.1f} MiB" if held >= 2**20 // 10 else f"{-(-held // 1024)} KiB"
+    count = _kept(folder / "compiles.sqlite")
+    what = f"{size} of compile results" if count is None else f"{counted(count, 'compile result')} in {size}"
     return room(
-        "cache", folder, f"{held / 2**20:.1f} MiB of compile results", "export XDG_CACHE_HOME=/some/folder"
+        "cache", folder, what if held else "no compile results yet", "export XDG_CACHE_HOME=/some/folder"
     )
+
+
+def _kept(path: Path) -> int | None:
+    """How many compile results the store holds; None if it does not say. `store` needs more than is there."""
+    if not path.is_file():
+        return 0
+    try:
+        import sqlite3
+    except ImportError:  # of a Python that was built without
+        return None
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    try:
+        with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
+            return int(connection.execute("SELECT count(*) FROM verdicts").fetchone()[0])
+    except (OSError, ValueError, sqlite3.Error):
+        return None
 
 
 def results(out: Folder | None) -> Check:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import textwrap
 
 from autotune.check import said as failure_text
 from autotune.explain import Cost, Explanation, Said
 from autotune.kernel.problem import BlockSizes
+from autotune.kernel.tiling import heads_per_blk
 from autotune.tables.lookup import DEFAULT, EXACT, NEAREST
 from autotune.tpu.chips import MIB
+
+WIDTH = 80
 
 
 def render(explanation: Explanation, form: str) -> str:
@@ -62,7 +66,7 @@ def _said(explanation: Explanation, said: Said) -> list[str]:
     elif answer.origin == NEAREST:
         assert answer.found is not None
         lines = [
-            f"{title}: {_pair(answer.value)}, {answer.distance:g} doublings away",
+            f"{title}: {_pair(answer.value)}, {_doublings(answer.distance)} away",
             f"  nearest of this layout: {tuple(answer.found)}",
         ]
     else:
@@ -90,11 +94,36 @@ def _running(explanation: Explanation) -> list[str]:
     if explanation.best:
         pair, source = explanation.best
         lines += _cost_lines(f"best known ({source})", explanation, pair, best)
+        lines += _why_not_fastest(explanation, best)
     else:
         lines.append("  best known: no rows for this key")
     if any(cost.seconds for cost in explanation.costs.values()):
         lines.append("  us: geometric mean over the workloads " + ", ".join(_workloads(explanation)))
     return lines
+
+
+def _why_not_fastest(explanation: Explanation, best: float | None) -> list[str]:
+    """Where the best known pair is slower than another for this very call: of what it is the best."""
+    means = [mean for cost in explanation.costs.values() if (mean := mean_seconds(cost))]
+    if best is None or not means or min(means) / best > 0.9995:
+        return []
+    problem, key = explanation.problem, explanation.key
+    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    padded = (key.num_q_heads_per_blk, key.num_kv_heads_per_blk)
+    if heads and heads != padded:
+        what = f"the key's {padded[0]}/{padded[1]} heads; at this call's {heads[0]}/{heads[1]}"
+    else:
+        what = "the key's padded shape; for this call"
+    return textwrap.wrap(
+        f"tuned at {what} another is faster",
+        WIDTH,
+        initial_indent="      ",
+        subsequent_indent="      ",
+    )
+
+
+def _doublings(distance: float | None) -> str:
+    return f"{distance or 0:g} doubling{'' if distance == 1 else 's'}"
 
 
 def _workloads(explanation: Explanation) -> list[str]:
@@ -110,11 +139,16 @@ def _best_mean(explanation: Explanation) -> float | None:
 
 
 def _cost_lines(name: str, explanation: Explanation, blocks: BlockSizes, best: float | None) -> list[str]:
-    start = f"  {name:26} {_pair(blocks):11}"
+    start = f"  {name:22} {_pair(blocks):11}"
     cost = explanation.costs.get(blocks)
     if cost is None or cost.verdict is None:
         return [f"{start} not compiled"]
     mean = mean_seconds(cost)
+    if mean is None and cost.verdict.status in ("timeout", "crashed"):  # of which nothing follows
+        lines = [f"{start} not known:", f"      {failure_text(cost.verdict)}"]
+        if cost.verdict.status == "timeout":
+            lines.append(f"      type --compile-timeout {4 * (cost.verdict.seconds or 300):g}")
+        return lines
     if mean is None:
         return [f"{start} does not run:", f"      {failure_text(cost.verdict)}"]
     assert cost.verdict.schedule is not None

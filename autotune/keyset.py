@@ -15,6 +15,7 @@ from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Problem, TableKey
 from autotune.kernel.tiling import canonical_key, sweep_key
 from autotune.key_files import MAX_KEYS
 from autotune.models import Model, divisors, per_chip, recommended_page_size
+from autotune.terminal import counted
 
 # vLLM's max_num_batched_tokens where nobody gives one (SchedulerConfig in vllm/config/scheduler.py).
 DEFAULT_TOKENS = 2048
@@ -36,24 +37,29 @@ class Serving:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """One call's shape that a key is wanted for, and who wants it; the model, where it is one's."""
+    """One call's shape that a key is wanted for, and who wants it; the model, where it is one's.
+
+    copies: the chips that each KV head is kept on.
+    """
 
     problem: Problem
     origin: str
     model: Model | None = None
+    copies: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """A key to sweep and who wants it. problem: the call it stands for, as it is served, if one is known.
 
-    padded: the layout that takes the place of heads that do not tile.
+    padded: the layout that takes the place of heads that do not tile. copies: see `Asked`.
     """
 
     key: TableKey
     origin: str
     problem: Problem | None = None
     padded: Option | None = None
+    copies: int = 1
 
 
 def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
@@ -91,7 +97,8 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
                             pages_per_seq=-(-length // page),
                             max_num_seqs=serving.max_num_seqs,
                         )
-                        yield Asked(problem, f"{model.name} tp={tp}{layers}", model)
+                        copies = tp * kv_heads // attention.num_kv_heads
+                        yield Asked(problem, f"{model.name} tp={tp}{layers}", model, copies)
 
 
 def _would_do(model: Model, q_dtype: str, kv_dtype: str) -> str:
@@ -160,14 +167,14 @@ def resolve(
     entries = []
     for one in asked:
         try:
-            entries.append(Entry(sweep_key(one.problem), one.origin, one.problem))
+            entries.append(Entry(sweep_key(one.problem), one.origin, one.problem, copies=one.copies))
         except UsageError:
             choices = options(one.problem, estimates)
             if not pad_heads:
                 free = list(itertools.islice(unpadded(one.model, one.problem), 12)) if one.model else []
                 raise UsageError(f"{one.origin}: {refusal(one.problem, choices, free)}") from None
             layout = nearest(choices)
-            entries.append(Entry(layout.key, one.origin, one.problem, layout))
+            entries.append(Entry(layout.key, one.origin, one.problem, layout, one.copies))
     return entries
 
 
@@ -243,9 +250,14 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
             heads = now
             who = entry.origin.removeprefix(f"{model.name} ")
             yield (
-                f"  {who}: {problem.num_q_heads} query and {problem.num_kv_heads} KV heads of "
+                f"  {who}: {problem.num_q_heads} query and {counted(problem.num_kv_heads, 'KV head')} of "
                 f"{problem.head_dim} on a chip"
             )
+            if entry.copies > 1:
+                yield (
+                    f"    each KV head is kept on {entry.copies} chips, and so is its KV cache: "
+                    f"{entry.copies} times the bytes in all"
+                )
             if entry.key.head_dim != problem.head_dim:
                 ratio = entry.key.head_dim / problem.head_dim
                 yield (

@@ -67,6 +67,8 @@ def read_config(path: Path) -> Model:
         raise UsageError(f"model file {where} cannot be read: {error.strerror}") from None
     if len(data) > MAX_BYTES:
         raise UsageError(f"model file {where} is larger than 1 MiB: a config.json is some KiB")
+    if not data.strip():
+        raise UsageError(f"model file {where} is empty: name a config.json")
     try:
         config = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError:

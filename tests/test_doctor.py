@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import pty
+import re
 import shlex
 import shutil
 import subprocess
@@ -20,8 +21,13 @@ import pytest
 
 from autotune import doctor, doctor_checks, doctor_formats, doctor_machine, doctor_probe, folders, installed
 from autotune.doctor_checks import FAILURE, OK, WARNING, Check
+from autotune.kernel.problem import BlockSizes, Program
+from autotune.results import Tools
+from autotune.store import Store, default_path
 from autotune.tpu import chips
+from autotune.tpu.compiler import Compiled
 from tests.conftest import ROOT, user_environment
+from tests.test_results import KEY
 from tests.tpu.test_attached import SAYS_V6E, Host
 
 TOO_OLD = "NotImplementedError: TPU version must be 4 or higher."
@@ -160,6 +166,7 @@ def test_with_an_old_jax(make: Make) -> None:
     assert (found["jax"], found["jaxlib"], found["kernel"]) == (FAILURE, OK, FAILURE)
     assert "0.4.35 is too old: autotune needs >=0.10" in done.stdout
     assert "jax 0.4.35 does not ship" in done.stdout
+    assert TOO_OLD not in done.stdout
     assert done.stdout.splitlines()[-2] == f"  {doctor_checks.INSTALL}"
     swept = environment.autotune(*SWEEP)
     assert swept.returncode == 3
@@ -334,6 +341,17 @@ def test_tmp_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", "/proc/self")  # which takes no file, not even of root
     assert "TMPDIR=/proc/self cannot be written" in doctor_machine.temporary().text
+
+
+def test_the_cache_says_how_many_results_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "no compile results yet" in doctor_machine.cache().text
+    program = Program(layout=KEY.canonical_problem().layout, blocks=BlockSizes(8, 32))
+    verdict = Compiled(status="vmem_oom", needed_bytes=2, limit_bytes=1, error="no", seconds=1.0)
+    Store(default_path()).put("v6e", Tools.installed(), program, verdict)
+    assert re.search(r": 1 compile result in \d\d? KiB; ", doctor_machine.cache().text)
+    default_path().write_bytes(bytes(200 << 10))
+    assert "0.2 MiB of compile results" in doctor_machine.cache().text
 
 
 def test_variables_that_change_what_is_compiled() -> None:

@@ -15,6 +15,8 @@ from autotune.tables.dialects import JAX, SGLANG
 from autotune.tables.keys import SglangKey
 from autotune.tables.table import Table
 from autotune.tpu import chips
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.schedule import Schedule
 
 
 def problem(q_heads, kv_heads, **sizes):
@@ -111,6 +113,46 @@ def test_the_command_compiles_what_runs_and_the_best_known(autotune, tmp_path):
     assert "not compiled" in quick.stdout
     wrong = autotune("lookup", *call[:2], "--kv-heads", 3, *call[4:])
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def costing(verdicts: dict[tuple[int, int], Compiled], heads: tuple[int, int]) -> str:
+    """What is said of a call whose best known pair is (8, 32), with the compiler's verdicts given."""
+    call = problem(*heads)
+    key = explain.explain(call, chips.V6E, []).key
+    board = Scoreboard({("v6e", key): {BlockSizes(8, 32): Score(1.0, 9.0, "modelled")}}, {}, "rows")
+    table = Table(dialect=JAX, devices={"TPU v6e": {key: BlockSizes(16, 32)}}, origin="jax")
+    found = explain.explain(call, chips.V6E, [table], board=board)
+    for blocks in found.pairs():
+        found.costs[blocks] = explain.cost(found, blocks, verdicts[tuple(blocks)])
+    text = explain_formats.render(found, "text")
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+def test_a_best_known_pair_that_is_slower_for_the_call_says_of_what_it_is_the_best():
+    slow, quick = (
+        Compiled(status="ok", schedule=Schedule((900, 4000, 1000, c), 1 << 20, 1 << 10)) for c in (2000, 50)
+    )
+    said = costing({(8, 32): slow, (16, 32): quick}, (28, 4))
+    assert "best known (modelled)" in said
+    assert "      tuned at the key's 32/4 heads; at this call's 28/4 another is faster" in said
+    assert "tuned at the key's padded shape; for this call another is faster" in costing(
+        {(8, 32): slow, (16, 32): quick}, (32, 4)
+    )
+    assert "another is faster" not in costing({(8, 32): quick, (16, 32): slow}, (28, 4))
+
+
+def test_a_timeout_is_not_said_to_be_a_pair_that_does_not_run():
+    quick = Compiled(status="ok", schedule=Schedule((900, 4000, 1000, 50), 1 << 20, 1 << 10))
+    late = Compiled(
+        status="timeout", error="the compile took more than --compile-timeout 300 s", seconds=300.0
+    )
+    said = costing({(8, 32): quick, (16, 32): late}, (28, 4))
+    assert "does not run" not in said
+    assert "(16, 32)    not known:\n      timeout, the compile took more than --compile-timeout 300 s" in said
+    assert "      type --compile-timeout 1200\n" in said
+    refused = Compiled(status="compile_error", error="no")
+    assert "does not run:\n      compile_error, no" in costing({(8, 32): quick, (16, 32): refused}, (28, 4))
 
 
 def test_the_best_known_pair_stands_beside():

@@ -76,10 +76,17 @@ def test_head_dim_64_is_looked_up_as_128_and_said_to_cost_twice_the_cache() -> N
     entries = resolve(of_model(model, Serving(tps=(8,), lengths=(4096,))))
     assert [entry.key[2:5] for entry in entries] == [(8, 1, 128)]
     said = "\n".join(listing(model, entries, recommended=True))
-    assert "  tp=8: 8 query and 1 KV heads of 64 on a chip" in said
+    assert "  tp=8: 8 query and 1 KV head of 64 on a chip" in said
     assert "head_dim 64 is looked up, and swept, as 128" in said
     assert "2 times its bytes" in said
     assert "page 256 (recommended): key (bfloat16, bfloat16, 8, 1, 128, 256, 2048, 4096)" in said
+
+
+def test_kv_heads_that_are_kept_on_several_chips_are_said_to_be() -> None:
+    model = known("llama-3.1-8b")
+    entries = resolve(of_model(model, Serving(tps=(8, 16))))
+    said = [line for line in listing(model, entries, recommended=True) if "kept on" in line]
+    assert said == ["    each KV head is kept on 2 chips, and so is its KV cache: 2 times the bytes in all"]
 
 
 def test_a_page_size_that_is_rounded_up_says_what_becomes_of_the_length() -> None:
@@ -482,7 +489,7 @@ def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_
 
 
 MISTAKES: list[tuple[list[Any], str]] = [
-    (["keys"], "nothing to sweep: give --preset smoke"),
+    (["keys"], "no keys are named: give --preset smoke"),
     (["keys", "--preset", "smoke", "--tp", "4"], "--tp is of a --model, and none is named"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "3"], "cannot be divided among --tp 3"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "0"], "is not a list of positive whole numbers"),

@@ -131,7 +131,7 @@ def test_a_broken_config_is_one_clear_line(value: Any, said: str) -> None:
 
 
 FILES: list[tuple[bytes, str]] = [
-    (b"", "is not JSON, line 1: Expecting value"),
+    (b"", "is empty: name a config.json"),
     (b'{"num_attention_heads": 3', "is not JSON, line 1"),
     (b"\xff\xfe\x00", "is not UTF-8 text"),
     (b"[" * 200_000, "is nested too deeply"),

@@ -202,3 +202,13 @@ def test_no_winner_has_each_format(tmp_path: Path) -> None:
         assert "\x1b" not in said
     assert "nothing can win yet" in render(show.overview(tmp_path), "text")
     assert "compile_error: ?[31mred" in render(show.overview(tmp_path), "markdown")
+
+
+def test_several_folders_are_told_of_merge(tmp_path: Path) -> None:
+    for name in ("r5", "r6"):
+        results.append(tmp_path / name, [make_row(8, latency_us=1.0)])
+    names = [str(tmp_path / name) for name in ("r5", "r6")]
+    refused = CliRunner().invoke(cli, ["show", *names]).exception
+    assert isinstance(refused, UsageError)
+    assert f"results merge {' '.join(names)} -o results/all` makes" in str(refused)
+    assert CliRunner().invoke(cli, ["show"]).exit_code == 2

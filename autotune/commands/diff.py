@@ -39,7 +39,8 @@ def command(
     A table is a Python file, `jax` for the installed JAX's own, a generation for the committed one, or a
     results folder; `:DEVICE` after it picks one device. Between two tables the keys are shown, and which part
     of the key the changes run along; between more, counts. Where there are rows, a matrix says what each
-    table's choices cost on each generation, above the best pair.
+    table's choices cost on each generation, above the best pair: by the committed rows, for results folders
+    too, unless --results names these or others.
     """
     from itertools import combinations
 

@@ -123,7 +123,7 @@ class KeyOptions:
 
         if not (self.preset or self.shapes or self.models or self.files):
             raise UsageError(
-                "nothing to sweep: give --preset smoke, --preset published, a --model, a --shape or --keys"
+                "no keys are named: give --preset smoke, --preset published, a --model, a --shape or --keys"
             )
         serving = {
             "--tp": self.tp,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
+
 import click
 
-from autotune.commands.options import NamedFolder
+from autotune.commands.options import NamedFolder, command_name
+from autotune.errors import UsageError
 from autotune.folders import Folder
 
 
 @click.command(epilog="Example: autotune show results/first --format csv")
-@click.argument("folder", type=NamedFolder())
+@click.argument("folders", type=NamedFolder(), nargs=-1, required=True, metavar="FOLDER")
 @click.option("--target", help="Only this TPU generation.")
 @click.option(
     "--format",
@@ -19,11 +22,18 @@ from autotune.folders import Folder
     show_default=True,
     help="csv and json have every column and digit: intervals, sources, versions.",
 )
-def command(folder: Folder, target: str | None, form: str) -> None:
+def command(folders: tuple[Folder, ...], target: str | None, form: str) -> None:
     """Print the winners of a results folder, beside what JAX's look-up answers today.
 
     Also while a sweep into it is running, which the text then says.
     """
+    if len(folders) > 1:
+        names = shlex.join(map(str, folders))
+        raise UsageError(
+            f"show takes one results folder, and {len(folders)} are named: `{command_name()} results merge "
+            f"{names} -o results/all` makes one of them"
+        )
+    (folder,) = folders
     from autotune import show, show_formats
     from autotune.commands import next_step
     from autotune.tpu import chips

@@ -79,7 +79,8 @@ def published() -> Table:
     path = Path(spec.origin).parent / _PUBLISHED if spec and spec.origin else None
     if path is None or not path.is_file():
         raise MachineError(
-            "the installed jax has no ragged paged attention table: type `pip install 'jax>=0.10'`; "
+            "the installed jax has no ragged paged attention table: type `pip install --upgrade "
+            "'jax[tpu]>=0.10'`; "
             "`autotune doctor` says more"
         )
     table = read_file(path)
