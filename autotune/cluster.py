@@ -6,6 +6,7 @@ Ray is the extra [ray], and is imported inside functions.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -45,23 +46,58 @@ def connected(address: str) -> Iterator[str]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
         options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
-        ray.init(**options)
-    except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
-        raise MachineError(_no_cluster(address, error)) from None
-    finally:
-        # Ray answers SIGTERM with an exit of its own; ours says how to go on.
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-    try:
+        with signals_held():
+            try:
+                ray.init(**options)
+            except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:
+                raise MachineError(_no_cluster(address, error)) from None
         yield ray.get_runtime_context().gcs_address
     finally:
         ray.shutdown()
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_holding = False
+
+
+@contextlib.contextmanager
+def signals_held() -> Iterator[None]:
+    """Answer a Ctrl-C or SIGTERM only once a block is through, by the handlers of before.
+
+    Ray's handlers leave at once, with an exit code of their own, and those of its C++ abort. Threads that are
+    started meanwhile never get these signals; processes do, but are a group of their own, so that what is
+    sent to this process's group does not end a cluster that is half started.
+    """
+    global _holding
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _mind_children()
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    _holding = True
+    try:
+        yield
+    finally:
+        _holding = False
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # raises what the handler of a held one raises
+
+
+@functools.cache
+def _mind_children() -> None:
+    os.register_at_fork(after_in_child=_as_child)
+
+
+def _as_child() -> None:
+    if _holding:
+        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def cpus() -> int:

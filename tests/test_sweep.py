@@ -168,15 +168,18 @@ def test_a_time_limit_is_a_row_and_may_be_lifted_later(autotune: Run, tmp_path: 
     assert results.read(tmp_path / "r")["status"].tolist() == ["ok"]
 
 
-def start(tmp_path: Path, *extra: str) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *extra: str, paths: str = "") -> subprocess.Popen[str]:
     queries = ",".join(str(q) for q in range(32, 33 + 8 * 11, 8))
+    env = user_environment(tmp_path / "cache")
     return subprocess.Popen(
         command_line(*SWEEP[:6], "16", "--queries", queries, "--out", "r", "--jobs", "1", *extra),
         cwd=tmp_path,
-        env=user_environment(tmp_path / "cache"),
+        env={**env, "PYTHONPATH": f"{paths}:{env['PYTHONPATH']}"},
         text=True,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        start_new_session=True,
     )
 
 
@@ -217,6 +220,56 @@ def test_an_interrupt_exits_130_with_the_command_that_goes_on(tmp_path: Path, nu
     assert running.returncode == 130, said
     assert "everything so far is recorded in r. To go on:\n  python -m autotune sweep --target v6e" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_it_plans_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+    running = start(tmp_path, "--keys", "-")
+    assert running.stdin is not None
+    running.stdin.write(
+        " " * (1 << 17)
+    )  # more than a pipe holds: once this returns, it reads, and waits for more
+    running.stdin.flush()
+    deadline = time.monotonic() + 60
+    while (
+        running.poll() is None and time.monotonic() < deadline
+    ):  # one just before it waits does not end that
+        running.send_signal(number)
+        time.sleep(0.1)
+    _, said = running.communicate()
+    assert running.returncode == 130, said
+    assert "interrupted; nothing was recorded yet. To go on:\n  python -m autotune sweep --target v6e" in said
+    assert "Traceback" not in said
+
+
+# Ray's ways while it starts: processes of a cluster, and a handler of SIGTERM's own that runs no Python.
+STARTING_RAY = """
+import os, signal, subprocess
+class exceptions:
+    class RayError(Exception): pass
+def init(**options):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    node = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
+    os.killpg(os.getpid(), {number})
+    open("node", "w").write(f"{{node.poll()}}")
+    node.terminate()
+    open("ended", "w").write(f"{{node.wait(10)}}")
+def shutdown():
+    open("left", "w").close()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_ray_starts_says_how_to_go_on(tmp_path: Path, number: int) -> None:
+    (tmp_path / "ray.py").write_text(STARTING_RAY.format(number=int(number)))
+    running = start(tmp_path, "--executor", "ray", "--ray-address", "local", paths=str(tmp_path))
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "interrupted; nothing was recorded yet. To go on:\n  python -m autotune sweep --target v6e" in said
+    assert "Traceback" not in said
+    assert (tmp_path / "node").read_text() == "None", "the group's signal ended a cluster that was starting"
+    assert (tmp_path / "ended").read_text() == str(-signal.SIGTERM), "its processes do not take SIGTERM"
+    assert (tmp_path / "left").exists()
 
 
 def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path) -> None:

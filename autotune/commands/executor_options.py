@@ -53,6 +53,9 @@ class ExecutorOptions(NamedTuple):
             from autotune import cluster
 
             cluster.require_ray()
+            # The threads of numpy must not get a signal while Ray starts: see there.
+            with cluster.signals_held():
+                import numpy  # noqa: F401
         for name, value in (("--ray-address", self.ray_address), ("--ray-tpu", self.ray_tpu)):
             if value is not None and not self.ray:
                 raise UsageError(f"{name} {value} goes with --executor ray")

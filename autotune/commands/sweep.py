@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +21,10 @@ from autotune.commands.options import (
     Percent,
     Seconds,
     Size,
-    command_name,
 )
-from autotune.errors import EXIT_INTERRUPTED, UsageError
-from autotune.folders import Folder, entries
+from autotune.commands.resumable import resumable
+from autotune.errors import UsageError
+from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
 
 if TYPE_CHECKING:
@@ -146,6 +145,7 @@ if TYPE_CHECKING:
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be swept, and stop.")
 @click.option("-v", "--verbose", is_flag=True, help="Say of each failure what the compiler said, in full.")
+@resumable
 def command(
     target: str | None,
     chosen: KeyOptions,
@@ -320,24 +320,16 @@ def _run(
     from autotune import device_sweep, sweep, unfinished
     from autotune.progress import CompileProgress
 
-    try:
-        candidates = plan.candidates - plan.recorded
-        progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
-        asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
-        asked_of = (asked, part) if part else asked
-        with unfinished.noted(out, request.generation.name, request.keys, asked_of, sys.argv[1:]):
-            if devices:
-                return device_sweep.run(
-                    request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
-                )
-            return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
-    except KeyboardInterrupt:
-        again = f"{command_name()} {shlex.join(sys.argv[1:])}"
-        # The folder may be there for the note of this sweep alone.
-        recorded = any(entry.name.endswith(".parquet") for entry in entries(out))
-        so_far = f"everything so far is recorded in {out}" if recorded else "nothing was recorded yet"
-        click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
-        raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
+    candidates = plan.candidates - plan.recorded
+    progress = CompileProgress(search.outlook(), jobs, candidates=candidates, verbose=verbose)
+    asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
+    asked_of = (asked, part) if part else asked
+    with unfinished.noted(out, request.generation.name, request.keys, asked_of, sys.argv[1:]):
+        if devices:
+            return device_sweep.run(
+                request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
+            )
+        return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
 
 
 def _report(
