@@ -83,6 +83,13 @@ def cli() -> None:
 
 
 def main() -> NoReturn:
+    """Run the command line, and end this process."""
+    if code := run():
+        _leave(code)
+    sys.exit(0)
+
+
+def run() -> int:
     """Run the command line; exit codes: 0 done, 1 differences or failed checks, 2 wrong usage, 3 this machine
     cannot do it, 130 interrupted."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
@@ -97,12 +104,14 @@ def main() -> NoReturn:
         if instruction := os.environ.get(COMPLETE_VARIABLE):
             sys.exit(shell_complete(cli, {}, "autotune", COMPLETE_VARIABLE, instruction))
         # Not cli.main, which answers a closed pipe with 1.
-        with cli.make_context("autotune", sys.argv[1:]) as context:
-            code: Any = cli.invoke(context)
-        sys.stdout.flush()
+        try:
+            with cli.make_context("autotune", sys.argv[1:]) as context:
+                code: Any = cli.invoke(context)
+        except click.exceptions.Exit as done:
+            code = done.exit_code
+        if sys.stdout is not None:  # as where it is closed
+            sys.stdout.flush()
         _deafen()  # what was asked for is done
-    except click.exceptions.Exit as done:
-        code = done.exit_code
     except (KeyboardInterrupt, click.exceptions.Abort):
         _deafen()  # it is leaving already
         click.echo("interrupted", err=True)
@@ -128,13 +137,12 @@ def main() -> NoReturn:
         code = EXIT_MACHINE
     finally:
         _deafen()  # it is leaving, if need be by SystemExit: Python's own exit would die of a Ctrl-C
-    if code == EXIT_INTERRUPTED:
-        _leave(code)
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0
 
 
 def _leave(code: int) -> NoReturn:
-    """End here and now: where a Ctrl-C broke off an import of jax, Python's own ending can crash."""
+    """End here and now: where a Ctrl-C broke off an import of jax, Python's own ending can crash, and threads
+    of C++ that an error left running can abort it."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

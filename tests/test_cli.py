@@ -15,10 +15,10 @@ HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu", "plotly"}
 
 _PROBE = """
 import sys
-from autotune.cli import main
+from autotune.cli import run
 sys.argv = ["autotune", *sys.argv[1:]]
 try:
-    main()
+    sys.exit(run())
 finally:
     print("IMPORTED", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
 """
@@ -96,6 +96,37 @@ def test_lost_streams_are_no_traceback(redirect: str) -> None:
     assert "Traceback" not in done.stderr
     if "full" in redirect:
         assert "No space left on device" in done.stderr
+
+
+def test_differences_that_no_disk_takes_are_an_error(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autotune", "diff", "v5e", "v6e"],
+            cwd=tmp_path,
+            env=user_environment(),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, "No space left on device" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_command_that_fails_leaves_without_pythons_own_ending() -> None:
+    """Which waits for this thread for ever, and where jax or pyarrow have some may abort."""
+    stuck = "import threading; threading.Thread(target=threading.Event().wait).start()"
+    start = "import atexit; atexit.register(print, 'tidied'); from autotune.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{stuck}; {start}", "show", "nowhere"],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "tidied\n")
+    assert "'nowhere' does not exist" in done.stderr
 
 
 def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -39,15 +39,13 @@ Answers = dict[
 # One process runs them all, each as if it were its own.
 _DRIVER = """
 import contextlib, io, json, signal, sys, traceback
-from autotune.cli import main
+from autotune.cli import run
 for line in sys.stdin:
     sys.argv = ["autotune", *json.loads(line)]
     out, err, code = io.StringIO(), io.StringIO(), None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            main()
-        except SystemExit as left:
-            code = left.code
+            code = run()
         except BaseException:
             traceback.print_exc()
     signal.signal(signal.SIGINT, signal.default_int_handler)
