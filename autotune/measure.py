@@ -21,6 +21,7 @@ from autotune.kernel.problem import BlockSizes, Problem, Settings, TableKey
 from autotune.kernel.workload import Workload
 from autotune.owner import Device, DeviceDied, PrepareFailed
 from autotune.shortlist import Shortlist, geometric_mean
+from autotune.tpu.attached import blamed
 from autotune.tpu.executable import Executable
 from autotune.tpu.statistics import Median, StoppingRule, interleaved, median
 
@@ -150,9 +151,11 @@ class Slot:
             except DeviceDied as died:
                 said = died.said
         if self._device is None:
+            variable = blamed(said)
+            cure = f"unset {variable}" if variable else "see what else uses the TPU"
             raise MachineError(
                 f"the device could not be taken, {START_ATTEMPTS} times in a row: {said}; what is recorded "
-                "so far is kept: see what else uses the TPU, then run the same command again"
+                f"so far is kept: {cure}, then run the same command again"
             )
         return self._device
 

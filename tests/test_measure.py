@@ -198,6 +198,12 @@ def test_a_device_that_cannot_be_taken_three_times() -> None:
     assert raised.value.exit_code == EXIT_MACHINE and starts == 3
 
 
+def test_a_variable_that_keeps_the_device_from_starting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--bogus_flag")
+    with pytest.raises(MachineError, match=r"in XLA_FLAGS.* is kept: unset XLA_FLAGS, then run"):
+        time_key(Slot(0, lambda: Owner("cpu", start_timeout=60)), job(), executables())
+
+
 def test_what_is_known_is_not_timed_again() -> None:
     known = {BLOCKS[0]: {b.fingerprint: Median(1e-3, 1e-3, 1e-3) for b in BATCHES}}
     known[BLOCKS[1]] = {BATCHES[0].fingerprint: Median(1e-3, 1e-3, 1e-3)}

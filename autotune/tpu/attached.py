@@ -300,7 +300,12 @@ def _explain(stderr: str, returncode: int, dev: Path, proc: Path, lockfile: Path
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     # The last line of a traceback is the exception itself; an abort has none.
     said = lines[-1][:300] if lines else f"it ended with status {returncode} and said nothing"
-    return (
-        f"the TPU is attached but JAX cannot start it: {said}; "
-        "see that libtpu is installed (pip install 'jax[tpu]')"
-    )
+    variable = blamed(stderr)
+    cure = f"unset {variable}" if variable else "see that libtpu is installed (pip install 'jax[tpu]')"
+    return f"the TPU is attached but JAX cannot start it: {said}; {cure}"
+
+
+def blamed(said: str) -> str | None:
+    """The variable of the environment that a process blames that could not start JAX; None if none."""
+    match = re.search(r"Unknown flags? in (XLA_FLAGS)|(TPU_LOAD_LIBRARY)=", said)
+    return match and (match[1] or match[2])

@@ -218,6 +218,10 @@ def test_libtpu_that_does_not_start(host: Host) -> None:
     host.pci("0000:00:05.0", "0x1ae0", "0x005e")
     with pytest.raises(MachineError, match=r"cannot start it: RuntimeError: no libtpu; see that libtpu"):
         host.ask(*fails_with("Traceback:\n  File\nRuntimeError: no libtpu"))
+    with pytest.raises(MachineError, match=r"libtpu; unset TPU_LOAD_LIBRARY$"):
+        host.ask(*fails_with("RuntimeError: FAILED_PRECONDITION: TPU_LOAD_LIBRARY=0, not loading libtpu"))
+    with pytest.raises(MachineError, match=r"XLA_FLAGS: --x; unset XLA_FLAGS$"):
+        host.ask(*fails_with("F1130 parse_flags_from_env.cc:234] Unknown flag in XLA_FLAGS: --x"))
     with pytest.raises(MachineError, match="ended with status -6 and said nothing"):
         host.ask(sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGABRT)")
 
