@@ -123,6 +123,11 @@ def check(command: str) -> None:
         assert wanted in extras, command
 
 
+def without_numbers(text: str) -> str:
+    """A page's tables are larger than the test's."""
+    return re.sub(r"\d+( keys?\b)?", lambda found: "# keys" if found[1] else "#", text)
+
+
 def follow(block: Block, shell: Shell) -> None:
     """Run a block's commands, or its program; compare its output."""
     where = f"{block.page}:{block.line}"
@@ -134,7 +139,7 @@ def follow(block: Block, shell: Shell) -> None:
         return
     if block.language == "output":
         for line in block.text.splitlines():
-            assert re.sub(r"\d+", "#", line) in re.sub(r"\d+", "#", shell.said), where
+            assert without_numbers(line) in without_numbers(shell.said), where
         return
     assert block.language in ("", "bash", "yaml"), f"{where}: {block.language} is no language known here"
     for command, code in commands(block):
