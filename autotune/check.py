@@ -284,5 +284,5 @@ def targets_of(table: Table, target: str | None) -> list[str]:
         return table.generations()
     if not table.rows_of(target):
         have = ", ".join(table.generations()) or "none"
-        raise UsageError(f"{table.origin} has no rows for {target}: it has rows for {have}")
+        raise UsageError(f"{table.shown} has no rows for {target}: it has rows for {have}")
     return [GENERATIONS[target].name]

@@ -26,7 +26,7 @@ def heading(report: Report) -> str:
     devices = ", ".join(f"{device!r} {len(rows)}" for device, rows in table.devices.items()) or "no device"
     source = table.provenance.get("source")
     values = f", values {str(source).upper()}" if source else ""
-    return f"{table.origin}: {table.dialect} dialect, {counted(len(table), 'key')} ({devices}){values}"
+    return f"{table.shown}: {table.dialect} dialect, {counted(len(table), 'key')} ({devices}){values}"
 
 
 def verdicts(report: Report) -> list[str]:
@@ -136,7 +136,8 @@ def _json(report: Report, show_all: bool) -> str:
 def _github(report: Report, show_all: bool) -> str:
     """Workflow commands: an annotation for each finding, at its line where the table is a file."""
     lines = []
-    file = report.table.origin if Path(report.table.origin).is_file() else None
+    origin = report.table.origin
+    file = origin if origin.isprintable() and Path(origin).is_file() else None
     for kind, found in report.by_kind().items():
         shown = found if show_all else found[:ANNOTATIONS]
         for finding in shown:
@@ -153,7 +154,7 @@ def _github(report: Report, show_all: bool) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text).replace("%", "%25")
 
 
 def _property(text: str) -> str:

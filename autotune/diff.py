@@ -59,7 +59,7 @@ def compare(before: Table, after: Table) -> list[DeviceDiff]:
     """
     if before.dialect is not after.dialect:
         raise UsageError(
-            f"{before.origin} is of the {before.dialect} dialect and {after.origin} of {after.dialect}, "
+            f"{before.shown} is of the {before.dialect} dialect and {after.shown} of {after.dialect}, "
             "whose keys are different things: compare tables of one dialect"
         )
     if len(before.devices) == len(after.devices) == 1:
@@ -175,7 +175,7 @@ def regret_matrix(tables: Sequence[Table], board: Scoreboard) -> dict[tuple[int,
     for table in tables:
         if table.dialect is not JAX:
             raise UsageError(
-                f"{table.origin} is of the {table.dialect} dialect: what its choices cost JAX's kernel is "
+                f"{table.shown} is of the {table.dialect} dialect: what its choices cost JAX's kernel is "
                 "not known"
             )
     out = {}

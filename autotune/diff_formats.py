@@ -12,6 +12,7 @@ from itertools import combinations
 from autotune.diff import DeviceDiff, Dimension, Regret, dimensions, directions
 from autotune.kernel.problem import BlockSizes
 from autotune.tables.table import Key, Table
+from autotune.terminal import printable, shown
 
 EXAMPLES = 10  # of added, removed and changed keys each, unless all are wanted
 DIMENSIONS = 3  # that are shown, the most telling ones
@@ -77,8 +78,8 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], mark: bool) -> l
 
 def _name(table: Table, device: str | None) -> str:
     if device is None:
-        return f"{table.origin} (no such device)"
-    return table.origin if device in table.origin else f"{table.origin}:{device}"
+        return f"{table.shown} (no such device)"
+    return table.shown if device in table.origin else f"{table.shown}:{printable(device)}"
 
 
 def _device(before: Table, after: Table, device: DeviceDiff, mark: bool, show_all: bool) -> list[str]:
@@ -143,7 +144,7 @@ def _folded(text: str, mark: bool) -> list[str]:
 
 
 def _counts(comparison: Comparison, mark: bool) -> list[str]:
-    names = [table.origin for table in comparison.tables]
+    names = [table.shown for table in comparison.tables]
     lines = _heading("keys added, removed, changed and the same, from the first to the second", mark)
     rows = []
     for i, j in combinations(range(len(names)), 2):
@@ -165,18 +166,18 @@ def _regrets(comparison: Comparison, mark: bool) -> list[str]:
     sources = " and ".join(comparison.sources).upper()
     lines = _heading("what each table's choices cost on each generation", mark)
     lines += [
-        *_folded(f"mean over the keys, above the best pair of {comparison.rows} ({sources})", mark),
+        *_folded(f"mean over the keys, above the best pair of {shown(comparison.rows)} ({sources})", mark),
         *([""] if mark else []),
     ]
     rows, notes = [], []
     for position, table in enumerate(comparison.tables):
-        cells = [table.origin]
+        cells = [table.shown]
         for generation in generations:
             regret = comparison.regrets.get((position, generation))
             cells.append("-" if regret is None or regret.mean is None else f"+{(regret.mean - 1) * 100:.1f}%")
             if regret and (regret.failed or regret.unknown):
                 notes.append(
-                    f"{table.origin} on {generation}: of {regret.keys + regret.failed + regret.unknown} "
+                    f"{table.shown} on {generation}: of {regret.keys + regret.failed + regret.unknown} "
                     f"choices {regret.failed} do not run and {regret.unknown} are not in the rows"
                 )
         rows.append(cells)

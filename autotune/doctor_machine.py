@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from autotune.doctor_probe import Probe
 from autotune.errors import AutotuneError
 from autotune.files import user_folder
 from autotune.folders import Folder, Remote
-from autotune.terminal import counted
+from autotune.terminal import counted, shown, typed
 from autotune.tpu import attached, chips
 from autotune.tpu.attached import Attached
 
@@ -116,9 +115,10 @@ def temporary() -> Check:
         return Check(
             "tmp",
             WARNING,
-            f"TMPDIR={named} {'cannot be written' if there else 'is not there'}, so {folder} is used",
+            f"TMPDIR={shown(named)} {'cannot be written' if there else 'is not there'}, so {shown(folder)} "
+            "is used",
             "it is full, or not yours to write: make room, or name another one" if there else "",
-            "export TMPDIR=/some/folder" if there else f"mkdir -p {shlex.quote(named)}",
+            "export TMPDIR=/some/folder" if there else f"mkdir -p {typed(named)}",
         )
     return room("tmp", folder, "compiles write there", "export TMPDIR=/some/folder", vital=True)
 
@@ -160,7 +160,9 @@ def results(out: Folder | None) -> Check:
             what = "can be read" if out.exists() else "is new"
         except (AutotuneError, ImportError) as error:
             return Check("results", FAILURE, str(error), vital=True)
-        return Check("results", OK, f"{out} {what}; whether it can be written is seen by a sweep", vital=True)
+        return Check(
+            "results", OK, f"{shown(out)} {what}; whether it can be written is seen by a sweep", vital=True
+        )
     if out.exists() and not out.is_dir():
         return Check("results", FAILURE, f"{str(out)!r} is a file", "name a folder with --out", vital=True)
     files = sum(1 for _ in out.glob("*.parquet"))
@@ -179,9 +181,9 @@ def room(name: str, folder: Path, what: str, command: str = "", *, vital: bool =
             file.flush()
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        text = f"{folder} cannot be written: {error.strerror or error}"
+        text = f"{shown(folder)} cannot be written: {error.strerror or error}"
         return Check(name, state, text, "name another folder", command, vital)
-    text = f"{folder}: {what}; {free / GIB:.1f} GiB free"
+    text = f"{shown(folder)}: {what}; {free / GIB:.1f} GiB free"
     if free < ROOM_BYTES:
         return Check(
             name, WARNING, text, "less than 1 GiB is free: make room, or name another folder", command, vital

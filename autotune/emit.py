@@ -20,7 +20,7 @@ from autotune.tables import source as source_module
 from autotune.tables.convert import convert
 from autotune.tables.dialects import JAX, Dialect
 from autotune.tables.table import Table
-from autotune.terminal import counted
+from autotune.terminal import counted, typed
 from autotune.tpu.chips import GENERATIONS, MIB
 from autotune.unfinished import Begun
 
@@ -122,7 +122,7 @@ def read(
         of = f" for {target}" if target else ""
         raise UsageError(
             f"results folder {str(folder)!r} has {counted(len(frame), 'row')}{of} and no candidate that is "
-            f"ok: nothing can win; `autotune show {folder}` says what failed"
+            f"ok: nothing can win; `autotune show {typed(folder)}` says what failed"
         )
     today = incumbents_of(scored)
     if base is None:

@@ -78,7 +78,7 @@ def merge(
     """
     if base.dialect is not JAX:
         raise UsageError(
-            f"--base {base.origin} is a table of the {base.dialect} dialect, whose keys are not JAX's: "
+            f"--base {base.shown} is a table of the {base.dialect} dialect, whose keys are not JAX's: "
             "name one of the jax dialect"
         )
     scores = dict(

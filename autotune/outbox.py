@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shlex
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -20,6 +19,7 @@ from autotune import folders, results
 from autotune.errors import MachineError
 from autotune.files import user_folder
 from autotune.folders import Folder
+from autotune.terminal import shown, typed
 
 # Seconds between attempts, doubling up to the last: each can take half a minute to fail.
 FIRST_PAUSE, LONGEST_PAUSE = 15.0, 240.0
@@ -61,10 +61,10 @@ class Outbox:
     @property
     def unsent(self) -> str:
         """Which rows were not sent and why, where they are, and what to type to send them."""
-        command = shlex.join(["autotune", "results", "merge", str(self._spill), "-o", str(self._folder)])
+        command = typed("autotune", "results", "merge", self._spill, "-o", self._folder)
         return (
-            f"{self._reason}. Rows that were not sent are kept in {self._spill}; when it can be written "
-            f"again, type: {command}"
+            f"{self._reason}. Rows that were not sent are kept in {shown(self._spill)}; when it can be "
+            f"written again, type: {command}"
         )
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import os
 import select
+import shlex
 import stat
 import sys
 import textwrap
@@ -94,6 +95,28 @@ def counted(number: int, noun: str) -> str:
 def printable(text: str) -> str:
     """Text of others without what could steer a terminal; a tab is a space."""
     return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
+
+
+def shown(name: object) -> str:
+    """A path, folder or table as a message names it, whatever is in its name."""
+    return printable(str(name))
+
+
+def typed(*words: object) -> str:
+    """Words as one types them to a shell; what is not printable as bash and zsh take it, $'...'."""
+    return " ".join(map(_word, map(str, words)))
+
+
+def _word(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escape, word)) + "'"
+
+
+def _escape(c: str) -> str:
+    if c.isprintable():
+        return f"\\{c}" if c in "\\'" else c
+    return "".join(f"\\x{byte:02x}" for byte in c.encode("utf-8", "surrogateescape"))
 
 
 @contextlib.contextmanager

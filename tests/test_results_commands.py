@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune import emit, folders, gather, results, show
+from autotune.cli import cli
 from autotune.commands.results import command
 from autotune.errors import UsageError
 from autotune.tables.load import load
@@ -233,6 +234,16 @@ def test_export(run: Callable[..., Result], tmp_path: Path) -> None:
     assert pd.read_csv(tmp_path / "x.csv")["latency_us"].tolist()[1] == 1.5
     wrong = run("export", "r", "-o", "x.xls").exception
     assert str(wrong) == "-o 'x.xls' ends with none of .csv, .json, .parquet, which say what to write"
+
+
+@pytest.mark.parametrize("arguments", [["results", "export", "r"], ["report", "r"], ["emit", "r"]], ids=str)
+@pytest.mark.parametrize("url", ["s3://bucket/x.csv", "https://host/x.csv"])
+def test_a_file_is_not_written_to_a_url(tmp_path: Path, arguments: list[str], url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = CliRunner().invoke(cli, [*arguments, "-o", url])
+    assert (done.exit_code, list(tmp_path.iterdir())) == (2, [])
+    assert f"'{url}' is a URL: name a file of this machine" in done.output
 
 
 def test_in_a_bucket(autotune: Run, tmp_path: Path, s3: Callable[[str], str]) -> None:

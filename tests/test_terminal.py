@@ -21,13 +21,16 @@ import pyte
 import pytest
 from click.testing import CliRunner
 
-from autotune import progress
+from autotune import progress, results
 from autotune.cli import COMMANDS, cli
+from autotune.errors import AutotuneError
 from autotune.pool import Task
 from autotune.progress import Best, CompileProgress, Part, UnderWay, clock, fitted
 from autotune.search import Outlook
-from autotune.terminal import folded, printable, said_if_slow
+from autotune.tables.load import committed_path
+from autotune.terminal import folded, printable, said_if_slow, typed
 from tests.conftest import command_line, program, user_environment
+from tests.test_results import make_row
 from tests.test_sweep import SWEEP
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -295,3 +298,53 @@ def test_help_of_each_command_fits(name: str) -> None:
     shown = CliRunner().invoke(cli, [name, "--help"], terminal_width=80)
     assert shown.exit_code == 0
     assert [line for line in shown.output.splitlines() if len(line) > 80] == []
+
+
+def test_what_is_typed_next_is_what_a_shell_takes() -> None:
+    words = ["plain", "two words", "it's", "a\nb\x1b[31m\\'", "e\u0301\u202e", "\udcff"]
+    said = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {typed(*words)}"],
+        capture_output=True,
+        check=True,
+        env={"LC_ALL": "C"},
+    )
+    assert typed(*words).isprintable()
+    assert said.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == words
+
+
+HOSTILE = "p\n::error::pwn\x1b[31m"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["results", "export", "r", "-o", f"{HOSTILE}.csv"],
+        ["results", "merge", "r", "-o", HOSTILE],
+        ["results", "compact", f"{HOSTILE}.r"],
+        ["report", "r", "-o", f"{HOSTILE}.html"],
+        ["emit", "r", "--allow-modelled", "-o", f"{HOSTILE}.py"],
+        ["emit", "r", "--allow-modelled", "-o", f"{HOSTILE}-v6e.py", "--check"],
+        ["show", f"{HOSTILE}.r"],
+        ["check", f"{HOSTILE}-v6e.py"],
+        ["check", f"{HOSTILE}-v6e.py", "--format", "markdown"],
+        ["check", f"{HOSTILE}-v6e.py", "--format", "github"],
+        ["check", f"{HOSTILE}-v6e.py:v5e"],
+        ["diff", "v5e", f"{HOSTILE}-v6e.py"],
+        ["diff", f"{HOSTILE}-v6e.py", "v5e", "v6e", "--format", "markdown"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]) + arguments[-1].replace(HOSTILE, ""),
+)
+def test_names_of_files_steer_neither_a_terminal_nor_a_ci(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("r", f"{HOSTILE}.r"):
+        results.append(tmp_path / folder, [make_row(), make_row(16, latency_us=2.0)])
+    Path(f"{HOSTILE}-v6e.py").write_bytes(committed_path("v6e").read_bytes())
+    done = CliRunner().invoke(cli, arguments, color=True)
+    told = done.output if not isinstance(done.exception, AutotuneError) else str(done.exception)
+    assert "pwn" in told
+    assert not any(line.startswith("::error::pwn") for line in told.splitlines())
+    assert all(line.isprintable() for line in told.split("\n"))
+    if "Next: " in told:
+        assert "$'p\\x0a::error::pwn\\x1b[31m" in told

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from autotune.terminal import shown
+
 
 @click.command(epilog="Example: autotune cache --clear")
 @click.option("--clear", is_flag=True, help="Forget everything.")
@@ -18,12 +20,14 @@ def command(clear: bool) -> None:
     store = Store(default_path())
     if clear:
         store.clear()
-        click.echo(f"{store.path}: empty")
+        click.echo(f"{shown(store.path)}: empty")
         return
     lines = store.lines()
     if store.broken:
-        click.echo(f"{store.path} cannot be used ({store.broken}): `autotune cache --clear` makes a new one")
+        click.echo(
+            f"{shown(store.path)} cannot be used ({store.broken}): `autotune cache --clear` makes a new one"
+        )
         return
-    click.echo(f"{store.path}: {sum(line.verdicts for line in lines)} compile results")
+    click.echo(f"{shown(store.path)}: {sum(line.verdicts for line in lines)} compile results")
     for line in lines:
         click.echo(f"{line.target}: {line.verdicts}, {line.compile_seconds:.0f} s of compiling, {line.tools}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, command_name, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
+from autotune.terminal import typed
 
 if TYPE_CHECKING:
     from autotune.check import Finding
@@ -111,7 +111,7 @@ def command(
         report = check.Report(loaded, report.findings, report.compiled, report.programs, unscored)
     click.echo(check_formats.render(report, form, show_all=show_all), nl=False)
     if form == "text" and loaded.dialect is JAX and generations and not (compiling or report.findings):
-        asked = shlex.join([table, "--compile", *(["--target", target] if target else [])])
+        asked = typed(table, "--compile", *(["--target", target] if target else []))
         click.echo(f"Next: {command_name()} check {asked}, to see whether all fit", err=True)
     if report.findings:
         raise click.exceptions.Exit(EXIT_DIFFERENT)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shlex
 
 import click
 
 from autotune.commands.options import NamedFolder, command_name, cores
 from autotune.errors import EXIT_MACHINE
 from autotune.folders import Folder
+from autotune.terminal import typed
 
 COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
@@ -49,7 +49,7 @@ def command(deep: bool, out: Folder | None, as_json: bool) -> None:
             state = click.style(check.state, fg=COLOURS[check.state], bold=check.state != "ok")
             text = state + text.removeprefix(check.state)
         click.echo(text)
-    where = shlex.quote(str(out)) if out else "results/first"
+    where = typed(out) if out else "results/first"
     if as_json:
         click.echo(doctor_formats.as_json(report, command_name(), where))
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import TARGET, NamedFolder, NamedPath, command_name
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
+from autotune.terminal import shown, typed
 
 if TYPE_CHECKING:
     from autotune.unfinished import Begun
@@ -111,7 +111,7 @@ def command(
         file.write(emitted.text.encode())
     sources = ", ".join(f"{count} {source}" for source, count in sorted(emitted.sources.items()))
     made_of = "made of " if sum(emitted.sources.values()) != emitted.rows else ""
-    click.echo(f"{output}: {counted(emitted.rows, 'key')} ({made_of}{sources})", err=True)
+    click.echo(f"{shown(output)}: {counted(emitted.rows, 'key')} ({made_of}{sources})", err=True)
     if output.is_file():
         click.echo(f"Next: {_next(output, dialect, names, won.unfinished)}", err=True)
 
@@ -122,7 +122,7 @@ def _next(output: Path, dialect: str, names: str, begun: Sequence[Begun]) -> str
 
     if begun:
         return next_step.going_on(begun)
-    name = shlex.quote(str(output))
+    name = typed(output)
     first = f"{command_name()} check {name}"
     if next_step.committable(output):
         first = f"git add {name} && git commit -m 'Tuned block sizes'"
@@ -141,6 +141,6 @@ def _compare(path: Path, text: str) -> None:
         same = False
     except OSError as error:
         raise UsageError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    click.echo(f"{path} {'is up to date' if same else 'would change'}", err=True)
+    click.echo(f"{shown(path)} {'is up to date' if same else 'would change'}", err=True)
     if not same:
         raise click.exceptions.Exit(EXIT_DIFFERENT)

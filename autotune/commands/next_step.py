@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune import results
 from autotune.commands.options import command_name
+from autotune.terminal import typed
 
 if TYPE_CHECKING:
     from autotune.folders import Folder
@@ -26,14 +26,14 @@ def after_rows(seen: Overview, folder: Folder, target: str | None = None) -> str
         return None
     allow = " --allow-modelled" if any(line.source == results.MODELLED for line in seen.lines) else ""
     only = f" --target {target}" if target else ""
-    return f"{command_name()} emit {shlex.quote(str(folder))}{only}{allow} -o tuned_block_sizes.py"
+    return f"{command_name()} emit {typed(folder)}{only}{allow} -o tuned_block_sizes.py"
 
 
 def going_on(begun: Sequence[Begun]) -> str:
     """How the oldest of some unfinished sweeps goes on."""
     for sweep in begun:
         if sweep.command:
-            return f"{command_name()} {shlex.join(sweep.command)}"
+            return f"{command_name()} {typed(*sweep.command)}"
     return "the command of the sweep again: it goes on where it was"
 
 

@@ -81,8 +81,11 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
 class NamedPath(click.Path):
-    """A path that is not empty, as a pathlib.Path."""
+    """A path of this machine that is not empty, as a pathlib.Path."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
@@ -90,6 +93,8 @@ class NamedPath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("the name is empty", param, ctx)
+        if isinstance(value, str) and _URL.match(value):
+            self.fail(f"{value!r} is a URL: name a file of this machine, and copy it there", param, ctx)
         return super().convert(value, param, ctx)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
 
 from autotune.commands.options import NamedFolder, NamedPath
 from autotune.folders import Folder
+from autotune.terminal import shown, typed
 
 
 @click.command(epilog="Example: autotune report results/v5e results/v6e -o report.html")
@@ -43,5 +43,5 @@ def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> No
         counted(sum(by_status.values()), f"{source} row")
         for source, by_status in report.provenance.counts.items()
     )
-    click.echo(f"{output}: {counted(len(report.keys.entries), 'key')} ({sources})", err=True)
-    click.echo(f"Next: open {shlex.quote(str(output))} in a browser", err=True)
+    click.echo(f"{shown(output)}: {counted(len(report.keys.entries), 'key')} ({sources})", err=True)
+    click.echo(f"Next: open {typed(output)} in a browser", err=True)

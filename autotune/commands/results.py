@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from autotune.commands.options import NamedFolder, NamedPath, command_name
 from autotune.errors import UsageError
+from autotune.terminal import shown, typed
 
 if TYPE_CHECKING:
     from autotune.folders import Folder
@@ -87,7 +87,9 @@ def export(folder: Folder, output: Path) -> None:
     content = gather.exported(folder, form)
     with whole(output) as file:
         file.write(content)
-    click.echo(f"{output}: {len(content):,} bytes; docs/results.md says what the columns are", err=True)
+    click.echo(
+        f"{shown(output)}: {len(content):,} bytes; docs/results.md says what the columns are", err=True
+    )
 
 
 @command.command(epilog="Example: autotune results merge results/host1 gs://bucket/host2 -o results/all")
@@ -105,9 +107,9 @@ def merge(sources: tuple[Folder, ...], output: Folder) -> None:
     from autotune.terminal import counted
 
     done = gather.merge(sources, output)
-    click.echo(f"{output}: {counted(done.rows, 'row')}, {done.new} of them new, in {_files(done)}")
+    click.echo(f"{shown(output)}: {counted(done.rows, 'row')}, {done.new} of them new, in {_files(done)}")
     _warn(done)
-    click.echo(f"Next: {command_name()} show {shlex.quote(str(output))}", err=True)
+    click.echo(f"Next: {command_name()} show {typed(output)}", err=True)
 
 
 @command.command(epilog="Example: autotune results compact results/first")
@@ -121,7 +123,7 @@ def compact(folder: Folder) -> None:
     from autotune.terminal import counted
 
     done = gather.compact(folder)
-    click.echo(f"{folder}: {counted(done.rows, 'row')} in {_files(done)}")
+    click.echo(f"{shown(folder)}: {counted(done.rows, 'row')} in {_files(done)}")
     _warn(done)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shlex
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +12,7 @@ import click
 from autotune.commands.options import command_name
 from autotune.errors import EXIT_INTERRUPTED
 from autotune.folders import Folder, entries
+from autotune.terminal import shown, typed
 
 
 def resumable(command: Callable[..., None]) -> Callable[..., None]:
@@ -25,10 +25,12 @@ def resumable(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             if out is None:  # it records nothing
                 raise
-            again = f"{command_name()} {shlex.join(sys.argv[1:])}"
+            again = f"{command_name()} {typed(*sys.argv[1:])}"
             # The folder may be there for the note of this sweep alone.
             recorded = any(entry.name.endswith(".parquet") for entry in entries(out))
-            so_far = f"everything so far is recorded in {out}" if recorded else "nothing was recorded yet"
+            so_far = (
+                f"everything so far is recorded in {shown(out)}" if recorded else "nothing was recorded yet"
+            )
             click.echo(f"interrupted; {so_far}. To go on:\n  {again}", err=True)
             raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
 import click
 
 from autotune.commands.options import NamedFolder, command_name
 from autotune.errors import UsageError
 from autotune.folders import Folder
+from autotune.terminal import typed
 
 
 @click.command(epilog="Example: autotune show results/first --format csv")
@@ -28,7 +27,7 @@ def command(folders: tuple[Folder, ...], target: str | None, form: str) -> None:
     Also while a sweep into it is running, which the text then says.
     """
     if len(folders) > 1:
-        names = shlex.join(map(str, folders))
+        names = typed(*folders)
         raise UsageError(
             f"show takes one results folder, and {len(folders)} are named: `{command_name()} results merge "
             f"{names} -o results/all` makes one of them"

@@ -26,6 +26,7 @@ from autotune.commands.resumable import resumable
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
+from autotune.terminal import shown
 
 if TYPE_CHECKING:
     from autotune.devices import Devices
@@ -270,7 +271,8 @@ def command(
         request, plan, search, store, out, cores, compile_timeout, devices, verbose, place.start_pool, part
     )
     if store and store.broken:
-        say(f"compile results are not kept for other sweeps: {store.path} cannot be used ({store.broken})")
+        where = f"{shown(store.path)} cannot be used ({store.broken})"
+        say(f"compile results are not kept for other sweeps: {where}")
     _report(summary, plan, request, out, devices, stuck[1] if stuck else None)
 
 

@@ -73,7 +73,7 @@ def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
         table = load(table)
     if table.dialect is not JAX:
         raise UsageError(
-            f"{table.origin} is a table of the {table.dialect} dialect, which JAX's kernel cannot use"
+            f"{table.shown} is a table of the {table.dialect} dialect, which JAX's kernel cannot use"
         )
     if target is not None:
         chips.by_name(target)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes
+from autotune.terminal import shown
 
 if TYPE_CHECKING:
     from autotune.tables.dialects import Dialect
@@ -54,6 +55,11 @@ class Table:
                 yield device, key, blocks
 
     @property
+    def shown(self) -> str:
+        """Its origin, as messages name it."""
+        return shown(self.origin)
+
+    @property
     def modelled(self) -> bool:
         """Whether the values were chosen by the cost model and not by a clock."""
         return str(self.provenance.get("source", "")).lower() == "modelled"
@@ -87,7 +93,7 @@ class Table:
         name = device if device in self.devices else self.device_of(device)
         if name is None:
             held = ", ".join(map(repr, self.devices)) or "no device"
-            raise UsageError(f"{self.origin} has no device {device!r}: it has {held}")
+            raise UsageError(f"{self.shown} has no device {device!r}: it has {held}")
         return dataclasses.replace(
             self,
             devices={name: self.devices[name]},
