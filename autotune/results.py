@@ -7,6 +7,7 @@ changed: the newest of two rows with one identity counts, and reading drops the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -209,8 +210,9 @@ _TEXT = [name for name, kind, _ in COLUMNS if kind == "string"]
 
 # Read whatever columns are asked for: what a row is known by, and what says whether it can be one.
 ALWAYS = ("schema_version", "status", "time", "workload", "latency_us")
-# A reader lists the folder again where a file is gone: it was compacted into another.
-_ATTEMPTS = 5
+# A reader lists the folder again until it shows nothing new: what it listed may have been compacted since
+# into a file that it has not seen, and a listing in mid-compaction may hold neither the old file nor the new.
+_LISTINGS = 20
 
 
 def append(folder: Folder, rows: Iterable[Mapping[str, Any]]) -> str | None:
@@ -283,20 +285,15 @@ def tables(folder: Folder, wanted: pa.Schema, only: Collection[str] | None = Non
     Raises:
       UsageError: as `read`.
     """
-    for attempt in range(_ATTEMPTS):
-        found = []
-        try:
-            for file in folders.files(folder, _names(folder) if only is None else sorted(only)):
-                try:
-                    found.append(_table(file, wanted))
-                except FileNotFoundError:
-                    # Its rows are in another file: it was compacted since the folder was listed.
-                    if only is None and attempt < _ATTEMPTS - 1:
-                        raise
-            return found
-        except FileNotFoundError:
-            continue
-    raise AssertionError("the last attempt returns")
+    found: dict[str, pa.Table] = {}
+    for listing in range(_LISTINGS if only is None else 1):
+        new = [name for name in (_names(folder) if only is None else sorted(only)) if name not in found]
+        if listing and not new:
+            break
+        for file in folders.files(folder, new):
+            with contextlib.suppress(FileNotFoundError):  # its rows are in another file by now
+                found[file.name] = _table(file, wanted)
+    return list(found.values())
 
 
 def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:

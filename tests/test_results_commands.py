@@ -152,6 +152,28 @@ def test_compacting_while_others_read_and_append(tmp_path: Path) -> None:
     assert len(results.read(folder)) == 24
 
 
+@pytest.mark.parametrize("moment", ["before", "after", "midst"])
+def test_a_folder_compacted_around_its_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The listing shows the old files, gone by the time they are read, or some of them, or none."""
+    folder = tmp_path / "r"
+    for pages in range(1, 9):
+        results.append(folder, [make_row(pages)])
+    listing, old = folders.entries, list(folders.entries(folder))
+    shown = iter([{"before": old, "midst": old[:3], "after": []}[moment]])
+
+    def entries(of: folders.Folder) -> list[folders.Entry]:
+        if (first := next(shown, None)) is None:
+            return list(listing(of))
+        monkeypatch.setattr(folders, "entries", listing)
+        gather.compact(folder)
+        return first
+
+    monkeypatch.setattr(folders, "entries", entries)
+    assert len(results.read(folder)) == 8
+
+
 def test_compacting_again_changes_nothing_and_copies_are_harmless(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     for pages in (4, 8):
