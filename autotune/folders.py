@@ -224,6 +224,25 @@ def _local_entries(folder: Path) -> Iterator[Entry]:
                     yield Entry(item.name, status.st_size, status.st_mtime_ns)
 
 
+def require_files(folder: Folder, prefix: str, suffix: str) -> None:
+    """Raises UsageError where a folder of this machine has something else under the name of such a file.
+
+    A link to a disk that is not there, for one: what it stands for would be missing without a word.
+    """
+    if not isinstance(folder, Path):
+        return
+    try:
+        with os.scandir(folder) as listing:
+            names = [item.name for item in listing if not item.is_file()]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for name in sorted(names):
+        path = folder / name
+        if name.startswith(prefix) and name.endswith(suffix) and os.path.lexists(path):  # not gone by now
+            what = "leads nowhere" if path.is_symlink() and not path.exists() else "is no file"
+            raise UsageError(f"{str(path)!r} {what}: move it out of the folder")
+
+
 class RemoteFile:
     """A file of a bucket, under way to this machine. As a Path, it opens, has a name, and prints."""
 

@@ -19,7 +19,7 @@ from autotune import folders, results
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.rowcodes import Codes, codes
-from autotune.terminal import printable
+from autotune.terminal import printable, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -149,7 +149,7 @@ def nothing(folders: Sequence[Folder], target: str | None, held: Collection[str]
     here = [folder for folder in folders if isinstance(folder, Path)]
     below = sorted({path.parent for folder in here for path in folder.glob("*/*.parquet")})
     if below:
-        return f"{names}: no rows in the folder itself: name those in it: {' '.join(map(str, below[:5]))}"
+        return f"{names}: no rows in the folder itself: name those in it: {typed(*below[:5])}"
     of = f" for {target}" if target else ""
     return f"{names}: no rows{of}: `autotune sweep --out` makes some"
 

@@ -264,8 +264,9 @@ def names(folder: Folder) -> list[str]:
     """The files of a data set, sorted; none where there is no folder.
 
     Raises:
-      MachineError: its bucket cannot be listed.
+      MachineError: its bucket cannot be listed. UsageError: rows that are no file, such as a dangling link.
     """
+    folders.require_files(folder, "rows-", ".parquet")
     return [entry.name for entry in folders.entries(folder) if entry.name.endswith(".parquet")]
 
 

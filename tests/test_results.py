@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import plan, results
+from autotune import gather, plan, results
 from autotune.errors import UsageError
 from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
@@ -198,6 +199,37 @@ def test_rows_of_the_largest_call_are_read(tmp_path: Path) -> None:
 def test_a_pipe_in_the_folder_is_not_waited_for(tmp_path: Path) -> None:
     results.append(tmp_path, [make_row()])
     os.mkfifo(tmp_path / "x.parquet")
+    assert len(results.read(tmp_path)) == 1
+
+
+def a_dangling_link(path: Path) -> None:
+    path.symlink_to("/nonexistent/rows.parquet")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [(a_dangling_link, "leads nowhere"), (Path.mkdir, "is no file"), (os.mkfifo, "is no file")],
+)
+def test_rows_that_are_no_file_are_not_passed_over(
+    tmp_path: Path, make: Callable[[Path], None], said: str
+) -> None:
+    results.append(tmp_path, [make_row()])
+    make(tmp_path / "other.parquet")
+    assert len(results.read(tmp_path)) == 1
+    make(tmp_path / "rows-1.parquet")
+    for reads in (
+        results.read,
+        gather.inventory,
+        gather.compact,
+        lambda f: gather.merge([f], tmp_path / "m"),
+    ):
+        with pytest.raises(UsageError, match=f"rows-1.parquet' {said}: move it out of the folder"):
+            reads(tmp_path)  # type: ignore[operator]
+
+
+def test_a_link_to_rows_is_read(tmp_path: Path) -> None:
+    results.append(tmp_path / "far", [make_row()])
+    (tmp_path / "rows-1.parquet").symlink_to(next((tmp_path / "far").iterdir()))
     assert len(results.read(tmp_path)) == 1
 
 
