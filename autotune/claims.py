@@ -66,6 +66,7 @@ class Claims:
         self._seen: dict[str, _Seen] = {}
         self._processes: dict[str, _Process | None] = {}
         self._rest_until = 0.0
+        self._present = False  # whether anything of it may be in the folder
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True, name="claims")
         self.broken: str | None = None
@@ -83,13 +84,16 @@ class Claims:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.set()
-        if not self._thread.ident:
+        if not self._present:
             return
-        self._thread.join()
-        names = [f"{self._owner}.{thing}" for thing in self._held]
+        if self._thread.ident:
+            self._thread.join()
         with contextlib.suppress(AutotuneError, OSError):
+            # What is there, and not what is noted to be: an interrupt may have come in between.
+            mine = {e.name for e in folders.entries(self._place) if e.name.startswith(f"{self._owner}.")}
             # The sign of life last: claims without one would be waited for.
-            for name in [*names, f"{self._owner}.json"]:
+            sign = f"{self._owner}.json"
+            for name in [*(mine - {sign}), sign]:
                 folders.delete(self._place, name)
             if isinstance(self._place, Path):
                 self._place.rmdir()
@@ -100,6 +104,7 @@ class Claims:
             return True
         try:
             if not self._thread.ident:
+                self._present = True
                 self._sign()
                 self._thread.start()
             if thing in self._others():

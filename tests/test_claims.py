@@ -46,6 +46,25 @@ def test_a_thing_has_one_owner_at_a_time(folder: Folder) -> None:
     assert results.names(folder) == []
 
 
+@pytest.mark.parametrize("written", [1, 2])
+def test_an_interrupt_right_after_a_file_is_written_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    """The sign of life is the first file, the claim the second."""
+    publish, left = folders.publish, iter(range(written - 1, -1, -1))
+
+    def interrupted(folder: Folder, name: str, content: bytes) -> None:
+        publish(folder, name, content)
+        if next(left) == 0:
+            assert len(folders.entries(folder)) == written
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Claims(tmp_path) as mine:
+        monkeypatch.setattr(folders, "publish", interrupted)
+        mine.take("a")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_of_many_at_once_each_thing_has_one_owner_and_none_has_none(tmp_path: Path) -> None:
     owners = [Claims(tmp_path) for _ in range(4)]
     got: list[list[str]] = [[] for _ in owners]
