@@ -49,6 +49,7 @@ def make(folder: Path, count: int) -> int:
     key_number = np.repeat(np.arange(keys), per_key)
     candidate = np.tile(np.repeat(np.arange(len(CANDIDATES)), len(WORKLOADS)), keys)
     workload = np.tile(np.arange(len(WORKLOADS)), keys * len(CANDIDATES))
+    failed = rng.random(rows) < 0.02
     columns = {
         "max_num_batched_tokens": key_number % 200 + 1,
         "max_model_len": key_number // 200 + 1,
@@ -56,15 +57,15 @@ def make(folder: Path, count: int) -> int:
         "num_queries_per_blk": np.array([c[1] for c in CANDIDATES])[candidate],
         "workload": np.array(WORKLOADS)[workload],
         "workload_fingerprint": np.array(WORKLOADS)[workload],
-        "latency_us": rng.uniform(100, 200, rows),
+        "latency_us": np.where(failed, np.nan, rng.uniform(100, 200, rows)),
         "vmem_used_bytes": rng.integers(1 << 20, 1 << 24, rows),
-        "status": np.where(rng.random(rows) < 0.02, "vmem_oom", "ok"),
+        "status": np.where(failed, "vmem_oom", "ok"),
     }
     folder.mkdir(parents=True)
     for number, start in enumerate(range(0, rows, 100_000)):
         size = min(100_000, rows - start)
         arrays = [
-            pa.array(columns[field.name][start : start + size]).cast(field.type)
+            pa.array(columns[field.name][start : start + size], from_pandas=True).cast(field.type)
             if field.name in columns
             else pa.array([template[field.name]] * size, field.type)
             for field in results.schema()
