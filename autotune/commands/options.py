@@ -184,7 +184,9 @@ class Percent(click.ParamType[float]):
 
 def _shown(text: str) -> str:
     """What was typed, as a message repeats it: quoted, and cut short."""
-    return repr(text) if len(text) <= _SHOWN else repr(text[:_SHOWN]) + "..."
+    quoted = repr(text[: _SHOWN + 1])
+    # What cannot be printed takes up to ten characters, and is cut by what it takes.
+    return quoted if len(quoted) <= _SHOWN + 2 else f"{quoted[: _SHOWN + 1]}{quoted[0]}..."
 
 
 def _plain(text: str) -> str:
