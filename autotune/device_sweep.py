@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 from autotune import results
 from autotune.calibrate import current
-from autotune.chip_threads import Came, ChipThreads, Finished, Stopped
+from autotune.chip_threads import Came, ChipThreads, Finished, Retired, Stopped
 from autotune.claims import Claims
 from autotune.devices import Devices
+from autotune.errors import MachineError
 from autotune.folders import Folder
 from autotune.kernel.inputs import pool_pages
 from autotune.kernel.interpret import cut
@@ -38,8 +39,10 @@ from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable
 from autotune.workers import CompilePool
 
-# Jobs, beyond those that a chip is timing, whose executables are compiled already.
-JOBS_AHEAD = 2
+# Jobs, beyond those that a device is timing, whose executables are compiled already: a key takes some five,
+# and while one compiles for minutes the other workers need something to do.
+LEAST_JOBS_AHEAD = 2
+WORKERS_PER_JOB_AHEAD = 2
 
 
 class Progress(SweepProgress, Protocol):
@@ -48,6 +51,8 @@ class Progress(SweepProgress, Protocol):
     def timed(self, key: TableKey, result: Result) -> None: ...
 
     def keys_timed(self, done: int, total: int) -> None: ...
+
+    def note(self, said: str) -> None: ...
 
 
 class Modelled(NamedTuple):
@@ -117,8 +122,9 @@ class DeviceSweep:
         self._calls = itertools.count()
 
     def run(self, pool: Pool, jobs: int) -> Summary:
-        """Raises MachineError when a chip cannot be taken any more."""
+        """Raises MachineError when no chip can be taken any more."""
         self._pool = pool
+        self._ahead = max(LEAST_JOBS_AHEAD, jobs // WORKERS_PER_JOB_AHEAD)
         # One more than there are workers, so that none waits while this thread writes rows.
         self._free = jobs + 1
         self._record_models(self._plan.settled)
@@ -140,6 +146,7 @@ class DeviceSweep:
         for event in events:
             if isinstance(event, Came):
                 rows.append(self._row(event.job, event.result))
+                self._known.add(rows[-1])
                 self._summary.timings[event.result.status] += 1
                 if event.result.timer:
                     self._summary.clocks[event.result.timer] += 1
@@ -159,6 +166,8 @@ class DeviceSweep:
                 self._left -= 1
                 self._progress.keys_timed(len(self._number) - self._left, len(self._number))
                 self._open -= 1
+            elif isinstance(event, Retired):
+                stopped = self._retire(event) or stopped
             elif isinstance(event, Stopped):
                 stopped = event.error
         self._sharing.wrote(self._outbox.append(rows))
@@ -167,6 +176,16 @@ class DeviceSweep:
             self._sharing.key_done(key, self._timing.source)
         if stopped:
             raise stopped
+
+    def _retire(self, event: Retired) -> MachineError | None:
+        """Go on without a device, and have the others do its jobs; why not, if it was the last."""
+        left = self._chips.retire(event.slot)
+        if not len(self._chips):
+            return event.error
+        self._progress.note(f"{event.error}; the sweep goes on with {len(self._chips)} other devices")
+        for key in [*left, *([event.key] if event.key else [])]:
+            self._give(key)
+        return None
 
     def _come(self) -> list[NamedTuple]:
         """The next events; none if it is time to look what other sweeps did."""
@@ -191,18 +210,15 @@ class DeviceSweep:
                 self._without_job.remove(key)
                 self._ready.append(key)
         for key in list(self._ready):
-            if self._open >= len(self._chips) + JOBS_AHEAD:
+            if self._open >= len(self._chips) + self._ahead:
                 break
             if not self._sharing.claim_key(key, self._timing.source):
                 self._elsewhere.add(key)
                 continue
             self._ready.remove(key)
             self._elsewhere.discard(key)
-            job, store = self._make_job(key)
             self._open += 1
-            self._chips.give(job, store)
-            # The very candidates that the timing will ask for first: it will find them under way.
-            store.ask([b for b in job.shortlist.first() if b not in job.failed and job.untimed(b)])
+            self._give(key)
         if not self._events.empty():
             return  # such as what was just asked for, which is more urgent than a schedule
         while self._free:
@@ -228,7 +244,11 @@ class DeviceSweep:
     def _put(self, asked: Asked) -> None:
         """Executables come before schedules, and those of a job before those of the jobs after it."""
         job = asked.job
-        pages = pool_pages(job.problem, job.workloads)
+        if not self._chips.loads:  # the device will compile them itself
+            for blocks in asked.wanted:
+                asked.store.add(blocks, Executable(verdict=Compiled(status="ok")))
+            return
+        pages = pool_pages(job.problem, job.workloads, interpreted=self._timing.interpreted)
         for rank, blocks in enumerate(asked.wanted):
             call = Call(
                 target=job.target,
@@ -236,6 +256,7 @@ class DeviceSweep:
                 total_num_pages=pages,
                 blocks=blocks,
                 settings=job.settings,
+                device=job.index,
             )
             entry = (self._number[job.key], rank, next(self._calls), call, asked.store)
             heapq.heappush(self._urgent, entry)
@@ -269,6 +290,11 @@ class DeviceSweep:
 
     # Jobs.
 
+    def _give(self, key: TableKey) -> None:
+        job, store = self._make_job(key)
+        self._chips.give(job, store)
+        store.ask(job.first())  # the very candidates that the timing will ask for: it finds them under way
+
     def _make_job(self, key: TableKey) -> tuple[Job, Executables]:
         request, timing = self._request, self._timing
         problem = key.canonical_problem(request.max_num_seqs)
@@ -277,6 +303,7 @@ class DeviceSweep:
         if timing.interpreted:
             workloads = tuple(dict.fromkeys(cut(batch, problem) for batch in workloads))
         batches = {batch.fingerprint for batch in workloads}
+        clock, timed = self._known.timed(key, batches)
         incumbents = tuple(b for b in self._plan.incumbents[key] if b and self._may_run(problem, b, ranking))
         job = Job(
             key=key,
@@ -289,7 +316,11 @@ class DeviceSweep:
             ),
             target=None if timing.interpreted else request.generation.name,
             seed=request.seed,
-            timed=self._known.timed(key, batches),
+            index=self._chips.index(),
+            # A prediction for a TPU says nothing of how long the interpreter takes.
+            predicted={} if timing.interpreted else self._known.predictions(key),
+            timed=timed,
+            clock=clock,
             failed=self._known.failed(key),
         )
         store = Executables(lambda store, wanted: self._events.put(Asked(job, store, wanted)))

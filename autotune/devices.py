@@ -1,4 +1,4 @@
-"""What a sweep times on, and how: a slot a chip."""
+"""What a sweep times on, and how: a slot a device, which is a chip but on v7x, whose chips are two."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import dataclasses
 from typing import NamedTuple
 
 from autotune import results
-from autotune.measure import Slot
-from autotune.owner import Owner
+from autotune.owner import Chip, Owner
+from autotune.slot import Slot
 from autotune.tpu.attached import Attached
 from autotune.tpu.statistics import StoppingRule
 
@@ -49,20 +49,21 @@ class Limits:
 
 
 class Devices(NamedTuple):
-    """What times, and how: a slot a chip."""
+    """What times, and how: a slot a device."""
 
     timing: Timing
     slots: tuple[Slot, ...]
 
 
 def of_this_host(found: Attached | None, limits: Limits) -> Devices:
-    """The attached TPU's chips, each with an owner of its own when it is needed; the CPU for None."""
+    """The devices of the attached TPU's chips; the CPU for None."""
+    chips = (
+        [Chip("tpu", number, found.devices_per_chip) for number in found.usable] if found else [Chip("cpu")]
+    )
+    # Devices of one chip are apart, so that chips are all in use before any has two keys at once.
+    slots = [_slot(chip, index, limits) for index in range(chips[0].num_devices) for chip in chips]
+    return Devices(limits.timing(found.device_kind if found else None), tuple(slots))
 
-    def slot(platform: str, chip: int, num_chips: int) -> Slot:
-        timeouts = limits.run_timeout, limits.compile_timeout
-        return Slot(chip, lambda: Owner(platform, chip, num_chips, *timeouts))
 
-    if not found:
-        return Devices(limits.timing(None), (slot("cpu", 0, 1),))
-    slots = tuple(slot("tpu", chip, found.num_chips) for chip in found.usable)
-    return Devices(limits.timing(found.device_kind), slots)
+def _slot(chip: Chip, index: int, limits: Limits) -> Slot:
+    return Slot(chip.number, lambda: Owner(chip, index, limits.run_timeout, limits.compile_timeout), index)

@@ -30,9 +30,6 @@ class Report:
     def next(self, command: str = "autotune", out: str = "results/first") -> list[str]:
         """What to type next: a sweep that works here, or what makes one work."""
         cures = [check.command for check in self.checks if check.stops and check.command]
-        if any(check.name == "tpu" and check.state == FAILURE for check in self.checks):
-            # The process that holds a TPU has the user's environment, and may have failed for it.
-            cures += [check.command for check in self.checks if check.name == "environ" and check.command]
         if cures or not self.ready:
             return [*dict.fromkeys(cures), f"{command} doctor"]
         if self.attached:

@@ -15,6 +15,7 @@ import autotune
 from autotune import installed
 from autotune.doctor_probe import Probe
 from autotune.installed import Need
+from autotune.tpu import chip_process
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 INSTALL = "pip install --upgrade 'jax[tpu]>=0.10'"
@@ -172,23 +173,18 @@ def libtpu(needed: list[Need]) -> Check:
     return _fit("libtpu", have or "a libtpu without a version", asked, cure(needed))
 
 
-# What a variable does to a sweep, if it is set to anything but these values.
-_ON_A_TPU = "in the process that holds a TPU; compiling processes do without it"
-VARIABLES = {
-    "XLA_FLAGS": ((), f"counts, and an unknown flag is fatal, {_ON_A_TPU}"),
-    "TPU_LOAD_LIBRARY": (("1",), f"keeps libtpu from being loaded {_ON_A_TPU}"),
-    "LIBTPU_INIT_ARGS": ((), "counts on a TPU; the compiling processes set their own"),
-    "TPU_CHIPS_PER_PROCESS_BOUNDS": (("2,2,1",), "switches libtpu's lockfile off"),
-}
-
-
 def environment(variables: Mapping[str, str] = os.environ) -> Check:
-    """Variables that change what JAX and libtpu do."""
-    named = [name for name, (usual, _) in VARIABLES.items() if variables.get(name, "") not in ("", *usual)]
+    """Variables that change what JAX and libtpu compile, where they are passed on."""
+    named = chip_process.dropped(variables)
     if not named:
-        return Check("environ", OK, "no variable is set that changes what XLA or libtpu do")
-    said = "; ".join(f"{name}={variables[name][:60]} {VARIABLES[name][1]}" for name in named)
-    return Check("environ", WARNING, said, command=f"unset {' '.join(named)}")
+        return Check("environ", OK, "no variable is set that changes what JAX, XLA or libtpu compile")
+    said = ", ".join(f"{name}={variables[name][:60]}" for name in named)
+    return Check(
+        "environ",
+        WARNING,
+        f"not passed on to the processes that compile and time: {said}",
+        "what a program that has them set compiles may run best with other values",
+    )
 
 
 def kernel(needed: list[Need], probe: Probe) -> Check:

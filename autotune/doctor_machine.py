@@ -31,7 +31,10 @@ def tpu(
     shipped: whether the installed jax has the look-up. sysfs, where: places to look at, as
     `attached.attached` takes them.
     """
-    if not attached.pci_chips(sysfs, where.get("dev", attached.DEV)):
+    dev = where.get("dev", attached.DEV)
+    if not attached.pci_chips(sysfs, dev):
+        if attached.listed_chips(sysfs):
+            return Check("tpu", FAILURE, str(attached.no_tpu(sysfs, dev))), None
         check = Check(
             "tpu",
             WARNING,

@@ -151,7 +151,7 @@ def _generations() -> dict[str, dict[str, str]]:
     found = {}
     for generation in chips.GENERATIONS.values():
         try:
-            found[generation.name] = {"device_kind": target_device(generation.topology_name).device_kind}
+            found[generation.name] = {"device_kind": target_device(generation).device_kind}
         except Exception as error:
             found[generation.name] = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
     return found

@@ -22,10 +22,11 @@ GIVEN_UP = ("timeout", "crashed")
 
 @dataclasses.dataclass
 class Candidate:
-    """predicted, timed: seconds by the workload's fingerprint. failed: an earlier run gave it up."""
+    """predicted: seconds by the workload's fingerprint. timed: by the clock, then alike. failed: an earlier
+    run gave it up."""
 
     predicted: dict[str, Median] = dataclasses.field(default_factory=dict)
-    timed: dict[str, Median] = dataclasses.field(default_factory=dict)
+    timed: dict[str, dict[str, Median]] = dataclasses.field(default_factory=dict)
     program: dict[str, Any] = dataclasses.field(default_factory=dict)
     failed: bool = False
 
@@ -65,7 +66,7 @@ class Known:
                 candidate.program = {name: row[name] for name in PROGRAM_COLUMNS}
         elif row["status"] == "ok":
             ends = (row["latency_low_us"], latency, row["latency_high_us"])
-            candidate.timed[batch] = Median(*(value * 1e-6 for value in ends))
+            candidate.timed.setdefault(row["timer"], {})[batch] = Median(*(value * 1e-6 for value in ends))
         elif not (self._request.retry_failed and row["status"] in GIVEN_UP):
             candidate.failed = True
 
@@ -78,17 +79,26 @@ class Known:
         }
         return tuple(sorted(scores, key=lambda blocks: (scores[blocks], blocks)))
 
-    def predicted(self, key: TableKey, blocks: BlockSizes) -> dict[str, Median]:
-        """Predicted seconds of a candidate, by the workload's fingerprint."""
-        return self._candidates[key][blocks].predicted
-
-    def timed(self, key: TableKey, batches: set[str]) -> dict[BlockSizes, dict[str, Median]]:
-        """The timings that there are, of these workloads."""
+    def predictions(self, key: TableKey) -> dict[BlockSizes, dict[str, float]]:
+        """Predicted seconds of a key's candidates, by the workload's fingerprint."""
         return {
-            blocks: {batch: found for batch, found in candidate.timed.items() if batch in batches}
+            blocks: {batch: found.median for batch, found in candidate.predicted.items()}
             for blocks, candidate in self._candidates.get(key, {}).items()
-            if batches & set(candidate.timed)
         }
+
+    def timed(
+        self, key: TableKey, batches: set[str]
+    ) -> tuple[str | None, dict[BlockSizes, dict[str, Median]]]:
+        """The timings of these workloads by the clock that took the most of them, and that clock."""
+        by_clock: dict[str, dict[BlockSizes, dict[str, Median]]] = {}
+        for blocks, candidate in self._candidates.get(key, {}).items():
+            for clock, medians in candidate.timed.items():
+                if mine := {batch: found for batch, found in medians.items() if batch in batches}:
+                    by_clock.setdefault(clock, {})[blocks] = mine
+        if not by_clock:
+            return None, {}
+        clock = max(by_clock, key=lambda clock: (sum(map(len, by_clock[clock].values())), clock))
+        return clock, by_clock[clock]
 
     def failed(self, key: TableKey) -> frozenset[BlockSizes]:
         """The candidates that earlier runs gave up."""

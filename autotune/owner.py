@@ -1,4 +1,4 @@
-"""The owner of a device, as the process sees it that must not die: told what to run, watched, replaced."""
+"""The process that owns a chip, as its parent sees it: told what to run, watched, replaced when it dies."""
 
 from __future__ import annotations
 
@@ -10,29 +10,42 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.files import user_folder
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
-from autotune.tpu import session
+from autotune.tpu import chip_process, session
 
 START_SECONDS = 180.0  # libtpu takes 5 to 30 s to start
-MAX_LOG_TAIL = 4096
+MAX_LOG_TAIL = 1 << 16
 
 
 class DeviceDied(Exception):
     """The process that held the device is gone.
 
-    blocks: the candidate that was running; None if none was. status: crashed or timeout.
+    blocks: the candidate that was loading or running; None if none was. status: crashed or timeout. loading:
+    it was still being loaded. bystander: the chip's other device was at work, and this one is not to blame.
     """
 
-    def __init__(self, blocks: BlockSizes | None, status: str, said: str) -> None:
+    def __init__(
+        self,
+        blocks: BlockSizes | None,
+        status: str,
+        said: str,
+        loading: bool = False,
+        bystander: bool = False,
+    ) -> None:
         super().__init__(said)
         self.blocks = blocks
         self.status = status
         self.said = said
+        self.loading = loading
+        self.bystander = bystander
 
 
 class PrepareFailed(Exception):
@@ -59,45 +72,120 @@ class Device(Protocol):
 
     def load(self, blocks: BlockSizes, payload: bytes | None) -> session.Loaded: ...
 
-    def time(self, workload: int, order: Sequence[BlockSizes]) -> session.Timed: ...
+    def time(self, order: Sequence[session.Turn]) -> session.Timed: ...
 
     def close(self) -> None: ...
 
 
-def environment(platform: str, chip: int, num_chips: int) -> dict[str, str]:
-    """Variables with which a process takes one chip and no other platform.
+def programs_folder() -> Path:
+    """Where processes that hold a chip keep what they compiled, for the next of them."""
+    return user_folder("XDG_CACHE_HOME", ".cache") / "device-programs"
 
-    On a host with several chips the three of libtpu's that give a process one of them, with the values that
-    are documented for one chip a process (gist skye/f82ba45d, Ray's TPU accelerator manager): with them
-    libtpu lets each process have its own. With one chip they are left alone.
-    """
-    variables = {
-        "JAX_PLATFORMS": platform,  # no silent fallback to the CPU
-        "TPU_STDERR_LOG_LEVEL": "3",
-        "TPU_MIN_LOG_LEVEL": "3",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
+
+def _environment(platform: str, chip: int, num_devices: int) -> dict[str, str]:
+    own = chip_process.environment(platform, chip, chip_process.free_port(), os.environ)
+    # The reference is computed there. On a busy host BLAS threads wait for one another: 1.9 s a key for 0.2 s.
+    own["OPENBLAS_NUM_THREADS"] = "1"
+    if platform == "cpu":  # compiling for it costs nothing, and its programs are of one CPU model
+        return own | {"JAX_NUM_CPU_DEVICES": str(num_devices)}
+    return own | {
+        "JAX_COMPILATION_CACHE_DIR": str(programs_folder()),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
-    if platform == "tpu" and num_chips > 1:
-        variables |= {
-            "TPU_VISIBLE_CHIPS": str(chip),
-            "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
-            "TPU_PROCESS_BOUNDS": "1,1,1",
-        }
-    return variables
 
 
-def _environment(platform: str, chip: int, num_chips: int) -> dict[str, str]:
-    own = environment(platform, chip, num_chips)
-    # The older name of TPU_VISIBLE_CHIPS, which would contradict it.
-    older = {"TPU_VISIBLE_DEVICES"} if "TPU_VISIBLE_CHIPS" in own else set()
-    return {name: value for name, value in os.environ.items() if name not in older} | own
+class ChipProcess:
+    """A process of its own that holds one chip, and serves each of its devices over a socket.
+
+    platform: tpu or cpu. num_devices: of the chip. send_timeout: seconds that it may take to read a message.
+    """
+
+    def __init__(self, platform: str, chip: int, num_devices: int, send_timeout: float) -> None:
+        self._log = tempfile.TemporaryFile(prefix="autotune-device-")  # noqa: SIM115
+        pairs = [socket.socketpair() for _ in range(num_devices)]
+        # A process that hangs does not read either: an executable fills the socket's buffer.
+        limit = struct.pack("ll", int(send_timeout), int(send_timeout % 1 * 1e6))
+        numbers = [theirs.fileno() for _, theirs in pairs]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "autotune.tpu.session", *map(str, numbers)],
+            pass_fds=numbers,
+            env=_environment(platform, chip, num_devices),
+            stdin=subprocess.DEVNULL,
+            # What libtpu prints belongs to a row that failed, not on the user's screen.
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self._free: dict[int, Connection] = {}
+        for index, (ours, theirs) in enumerate(pairs):
+            theirs.close()
+            ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            self._free[index] = Connection(ours.detach())
+        self.running: dict[int, BlockSizes | None] = {}  # by device, the candidate at work
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def take(self, index: int) -> Connection | None:
+        """The connection of a device; None where the process is gone, or the device was taken before."""
+        return self._free.pop(index, None) if self._process.poll() is None else None
+
+    def close(self) -> None:
+        """End the process, and free the chip."""
+        self._process.kill()  # nothing on the device is worth waiting for
+        self._process.wait()
+        for connection in self._free.values():
+            connection.close()
+        self._free.clear()
+
+    def ended(self) -> str:
+        """How it ended, and the last telling line that it or libtpu wrote; once its socket is closed."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # the socket closes a moment before the process ends
+        code = self._process.poll()
+        how = "stopped answering"
+        if code is not None:
+            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        said = ""
+        with contextlib.suppress(OSError, ValueError):
+            self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
+            said = chip_process.last_words(self._log.read().decode(errors="replace"))
+        return f"the process that held the device {how}" + (f": {said}" if said else "")
+
+
+class Chip:
+    """A chip of this host, whose process is started when one of its devices is needed, and shared by them."""
+
+    def __init__(self, platform: str, number: int = 0, num_devices: int = 1) -> None:
+        self.platform = platform
+        self.number = number
+        self.num_devices = num_devices
+        self._lock = threading.Lock()
+        self._process: ChipProcess | None = None
+
+    def process(self, index: int, send_timeout: float) -> tuple[ChipProcess, Connection]:
+        """The chip's process, and the connection of one of its devices.
+
+        A device that comes a second time has seen the process die: a new one is started.
+        """
+        with self._lock:
+            if self._process:
+                if connection := self._process.take(index):
+                    return self._process, connection
+                self._process.close()
+            self._process = ChipProcess(self.platform, self.number, self.num_devices, send_timeout)
+            connection = self._process.take(index)
+            if connection is None:
+                raise DeviceDied(None, "crashed", self._process.ended())
+            return self._process, connection
 
 
 class Owner:
-    """A process of its own that holds one chip: a Device.
+    """A device of a chip whose process is taken for it: a Device.
 
-    platform: tpu or cpu. run_timeout: seconds that one run may take. compile_timeout: the same for what has
-    to be compiled on the device.
+    index: of the device among the chip's. run_timeout: seconds that one run may take. compile_timeout: the
+    same for what has to be compiled on the device.
 
     Raises:
       DeviceDied: the process did not get as far as holding the device.
@@ -105,33 +193,19 @@ class Owner:
 
     def __init__(
         self,
-        platform: str,
-        chip: int = 0,
-        num_chips: int = 1,
+        chip: Chip,
+        index: int = 0,
         run_timeout: float = 60.0,
         compile_timeout: float = 900.0,
         start_timeout: float = START_SECONDS,
     ) -> None:
-        self.chip = chip
+        self.chip = chip.number
+        self._index = index
         self._run_timeout = run_timeout
         self._compile_timeout = compile_timeout
-        self._running: BlockSizes | None = None
-        self._log = tempfile.TemporaryFile(prefix="autotune-device-")  # noqa: SIM115
-        ours, theirs = socket.socketpair()
-        # A process that hangs does not read either: an executable fills the socket's buffer.
-        limit = struct.pack("ll", int(run_timeout), int(run_timeout % 1 * 1e6))
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.tpu.session", str(theirs.fileno()), platform],
-                pass_fds=[theirs.fileno()],
-                env=_environment(platform, chip, num_chips),
-                stdin=subprocess.DEVNULL,
-                # What libtpu prints belongs to a row that failed, not on the user's screen.
-                stdout=self._log,
-                stderr=self._log,
-            )
-        self._connection = Connection(ours.detach())
+        self._loading = False
+        self._process, self._connection = chip.process(index, run_timeout)
+        self._running = None
         ready = self._answer(start_timeout)
         self.device_kind: str = ready.device_kind
 
@@ -142,8 +216,16 @@ class Owner:
 
     @property
     def running(self) -> BlockSizes | None:
-        """The candidate that the process said it would run next."""
-        return self._running
+        """The candidate that the process said it would compile or run next; None once it has."""
+        return None if self._loading else self._running
+
+    @property
+    def _running(self) -> BlockSizes | None:
+        return self._process.running.get(self._index)
+
+    @_running.setter
+    def _running(self, blocks: BlockSizes | None) -> None:
+        self._process.running[self._index] = blocks
 
     def prepare(
         self,
@@ -170,22 +252,19 @@ class Owner:
         assert isinstance(answer, session.Loaded)
         return answer
 
-    def time(self, workload: int, order: Sequence[BlockSizes]) -> session.Timed:
-        """Time loaded candidates on a workload, in this order."""
-        answer = self._ask(session.Time(workload, tuple(order)))
+    def time(self, order: Sequence[session.Turn]) -> session.Timed:
+        """Time loaded candidates, in this order; turns of one workload follow one another."""
+        answer = self._ask(session.Time(tuple(order)))
         if isinstance(answer, session.Failed):
-            self.close()
-            raise DeviceDied(self._running, "crashed", answer.error)
+            raise self._dead("crashed", answer.error)
         assert isinstance(answer, session.Timed)
         return answer
 
     def close(self) -> None:
-        """End the process, and free the device."""
+        """End the process, and free the chip."""
         with contextlib.suppress(OSError):
             self._connection.close()
-        self._process.kill()  # nothing on the device is worth waiting for
-        self._process.wait()
-        self._log.close()
+        self._process.close()
 
     def _ask(self, told: Any) -> Any:
         self._running = told.blocks if isinstance(told, session.Load) else None
@@ -195,7 +274,9 @@ class Owner:
             raise self._hangs(self._run_timeout) from None
         except OSError:
             raise self._died() from None
-        return self._answer(self._run_timeout)
+        answer = self._answer(self._run_timeout)
+        self._running = None
+        return answer
 
     def _answer(self, seconds: float) -> Any:
         """The next message that is an answer; those before it say what runs, and how long it may take."""
@@ -206,42 +287,25 @@ class Owner:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 raise self._died() from None
-            if isinstance(message, session.Began):
+            self._loading = isinstance(message, session.Loading)
+            if isinstance(message, session.Began | session.Loading):
                 self._running, seconds = message.blocks, self._run_timeout
             elif isinstance(message, session.Compiling):
                 self._running, seconds = message.blocks, self._compile_timeout
             elif isinstance(message, session.Poisoned):
-                running = self._running
-                self.close()
-                raise DeviceDied(running, "crashed", message.error)
-            else:
+                raise self._dead("crashed", message.error)
+            elif not isinstance(message, session.Waiting):
                 return message
 
     def _hangs(self, seconds: float) -> DeviceDied:
-        running = self._running
-        self.close()
-        return DeviceDied(running, "timeout", f"no answer from the device for {seconds:g} s")
+        return self._dead("timeout", f"no answer from the device for {seconds:g} s")
 
     def _died(self) -> DeviceDied:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)  # the socket closes a moment before the process ends
-        code = self._process.poll()
-        how = "stopped answering"
-        if code is not None:
-            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        text = f"the process that held the device {how}"
-        if said := self._last_line():
-            text += f": {said}"
-        running = self._running
-        self.close()
-        return DeviceDied(running, "crashed", text)
+        return self._dead("crashed", self._process.ended())
 
-    def _last_line(self) -> str:
-        """The last line that the process or libtpu wrote."""
-        with contextlib.suppress(OSError, ValueError):
-            size = self._log.seek(0, os.SEEK_END)
-            self._log.seek(max(0, size - MAX_LOG_TAIL))
-            lines = [line.strip() for line in self._log.read().decode(errors="replace").split("\n")]
-            said = [line for line in lines if line and line.isprintable()]
-            return said[-1][:300] if said else ""
-        return ""
+    def _dead(self, status: str, said: str) -> DeviceDied:
+        """Close what is left; the parent starts another."""
+        running = self._running
+        others = [blocks for index, blocks in self._process.running.items() if index != self._index]
+        self.close()
+        return DeviceDied(running, status, said, self._loading, bystander=not running and any(others))

@@ -145,6 +145,13 @@ class CompileProgress:
             self._keys = done, total
             self._told_something()
 
+    def note(self, said: str) -> None:
+        """Something that whoever watches should know now."""
+        with self._lock:
+            if self._line:
+                self._line.clear()
+            say(said)
+
     def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """These rows are new."""
         with self._lock:
@@ -227,9 +234,7 @@ class CompileProgress:
 
     def _say(self, what: str, said: str | None) -> None:
         """Lines above the line of progress."""
-        if self._line:
-            self._line.clear()
-        say(what)
+        self.note(what)
         for line in (said or "").split("\n"):
             print(f"  {printable(line)}", file=sys.stderr, flush=True)
 

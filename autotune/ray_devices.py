@@ -1,5 +1,7 @@
 """Timings on the chips of a Ray cluster: an owner of a chip on the chip's node, told from here what to run.
 
+Of a v7x chip, which is two devices, one times keys.
+
 An actor a chip, which holds `owner`'s process. Ray names a node's chips by the resource TPU and their
 generation by one such as accelerator_type:TPU-V6E (docs.ray.io, "Accelerator types"; a node's own is found by
 TPUAcceleratorManager of ray/_private/accelerators/tpu.py, from the host's metadata).
@@ -21,10 +23,10 @@ from autotune.devices import Devices, Limits
 from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
-from autotune.measure import Slot
-from autotune.owner import Device, DeviceDied, Owner, PrepareFailed
+from autotune.owner import Chip, Device, DeviceDied, Owner, PrepareFailed
 from autotune.ray_pool import PLACE_SECONDS, POLL_SECONDS, STOP_SECONDS, difference, reason
 from autotune.results import Tools
+from autotune.slot import Slot
 from autotune.tpu import attached, chips, session
 
 ACCELERATOR_TYPES = {
@@ -80,6 +82,7 @@ class Died(NamedTuple):
     blocks: BlockSizes | None
     status: str
     said: str
+    loading: bool = False
 
 
 class Place(NamedTuple):
@@ -103,9 +106,7 @@ class ChipHost:
 
     def start(self) -> str | Died:
         """Take the chip; its device_kind."""
-        # With one chip on the host, nothing is to be said of which it is.
-        count = attached.pci_chips() if self._platform == "tpu" else 1
-        return self._kept(lambda: self._hold(count))
+        return self._kept(self._hold)
 
     def prepare(self, *told: Any) -> session.Failed | Died | None:
         try:
@@ -123,8 +124,8 @@ class ChipHost:
         if self._owner:
             self._owner.close()
 
-    def _hold(self, num_chips: int) -> str:
-        self._owner = Owner(self._platform, self._chip(), num_chips, *self._limits)
+    def _hold(self) -> str:
+        self._owner = Owner(Chip(self._platform, self._chip()), 0, *self._limits)
         return self._owner.device_kind
 
     def _held(self) -> Owner:
@@ -135,7 +136,7 @@ class ChipHost:
         try:
             return work()
         except DeviceDied as died:
-            return Died(died.blocks, died.status, died.said)
+            return Died(died.blocks, died.status, died.said, died.loading)
 
     def _chip(self) -> int:
         import ray
@@ -202,8 +203,8 @@ class RayDevice:
     def load(self, blocks: BlockSizes, payload: bytes | None) -> session.Loaded:
         return cast(session.Loaded, self._ask(self._actor.load, blocks, payload))
 
-    def time(self, workload: int, order: Sequence[BlockSizes]) -> session.Timed:
-        return cast(session.Timed, self._ask(self._actor.time, workload, tuple(order)))
+    def time(self, order: Sequence[session.Turn]) -> session.Timed:
+        return cast(session.Timed, self._ask(self._actor.time, tuple(order)))
 
     def close(self) -> None:
         if self._open:

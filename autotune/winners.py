@@ -23,6 +23,7 @@ from autotune.results import (
     TOOL_COLUMNS,
 )
 from autotune.rowcodes import Codes, codes
+from autotune.tpu.trace import CLOCKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +40,7 @@ _LEAST_US = 1e-6
 
 READ_COLUMNS = [
     *("target", "status", "latency_us", "latency_low_us", "latency_high_us", "vmem_used_bytes"),
-    *("workload", "time", "needed_bytes", "limit_bytes", "error"),
+    *("timer", "workload", "time", "needed_bytes", "limit_bytes", "error"),
 ]
 
 
@@ -49,7 +50,8 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     frame: rows, as `results.read` gives them. The result has the columns of ENTRY, TOOLS and BLOCK_COLUMNS,
     and `score`, `score_low`, `score_high` (1.0 is the best), `latency_us` (geometric mean over the
     workloads), `vmem_used_bytes`, `workloads` and `time`. Of a key's rows by several sources or tools only
-    the most trusted source and then the newest tools count, so that like is compared with like.
+    the most trusted source and then the newest tools count, and of several clocks only one, so that like is
+    compared with like.
     """
     import pandas as pd
 
@@ -58,6 +60,7 @@ def scores(frame: pd.DataFrame) -> pd.DataFrame:
     entry, counts = _comparable(frame)
     latency = frame["latency_us"].to_numpy(float, na_value=np.nan)
     ok = np.flatnonzero(counts & (frame["status"] == "ok").to_numpy(bool) & (latency > 0))
+    ok = ok[_of_one_clock(frame.iloc[ok], entry[ok])]
     rows = frame.iloc[ok]
     entry, latency = entry[ok], latency[ok]
     line = codes(rows, BLOCK_COLUMNS, entry)
@@ -111,6 +114,28 @@ def _comparable(frame: pd.DataFrame) -> tuple[Codes, np.ndarray[Any, np.dtype[np
         ["trust", "newest", *TOOLS], ascending=[True, False, *[True] * len(TOOLS)]
     ).drop_duplicates("entry")
     return entry, pd.Series(tools).isin(chosen.index).to_numpy()
+
+
+def _of_one_clock(rows: pd.DataFrame, entry: Codes) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows are by the one clock that counts for their entry: the one that timed the most, then the most
+    trusted."""
+    if rows["timer"].nunique() < 2:
+        return np.ones(len(rows), bool)
+    import pandas as pd
+
+    clock = codes(rows, ["timer"], entry)
+    cells = pd.DataFrame(
+        {
+            "entry": entry,
+            "cell": codes(rows, [*BLOCK_COLUMNS, "workload_fingerprint"], clock),
+            "trust": rows["timer"].map({name: rank for rank, name in enumerate(CLOCKS)}).to_numpy(),
+        }
+    )
+    groups = cells.groupby(clock).agg(
+        entry=("entry", "first"), cells=("cell", "nunique"), trust=("trust", "first")
+    )
+    chosen = groups.sort_values(["cells", "trust"], ascending=[False, True]).drop_duplicates("entry")
+    return np.isin(clock, chosen.index)
 
 
 def choose(

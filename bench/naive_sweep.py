@@ -46,7 +46,7 @@ from autotune.kernel.rpa import abstract_arguments, kernel_call
 from autotune.tpu.schedule import read_schedule
 
 generation = chips.by_name(sys.argv[1])
-device = target_device(generation.topology_name)
+device = target_device(generation)
 best, compiles = [], 0
 for key in map(TableKey._make, json.loads(sys.argv[2])):
     problem, latencies = key.canonical_problem(), {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,17 +16,21 @@ import pytest
 
 from autotune import device_sweep, results, sweep
 from autotune.devices import Devices, Timing
-from autotune.errors import EXIT_USAGE, MachineError
-from autotune.kernel.problem import BlockSizes, Program, TableKey
-from autotune.measure import Result, Slot
-from autotune.owner import Device, Owner
+from autotune.errors import EXIT_MACHINE, EXIT_USAGE, MachineError
+from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
+from autotune.measure import Result
+from autotune.owner import Chip, Device, Owner
 from autotune.plan import Request
 from autotune.pool import Task
+from autotune.slot import Slot
 from autotune.sweep import Summary
 from autotune.tpu import chips
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.statistics import StoppingRule
-from tests.test_measure import Cpu, KnownLatencies, Signaller
+from autotune.tpu.trace import KERNEL_EVENTS, WALL_CLOCK
+from autotune.winners import choose, scores
+from tests.scripted import Script, dies, known
+from tests.test_measure import Cpu, Signaller
 
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
 LONGER = KEY._replace(max_model_len=512)
@@ -44,6 +49,7 @@ class Quiet(contextlib.AbstractContextManager["Quiet"]):
     def __init__(self) -> None:
         self.modelled = 0
         self.results: list[Result] = []
+        self.notes: list[str] = []
 
     def compiling(self, task: Task) -> None: ...
 
@@ -59,6 +65,9 @@ class Quiet(contextlib.AbstractContextManager["Quiet"]):
     def timed(self, key: TableKey, result: Result) -> None:
         self.results.append(result)
 
+    def note(self, said: str) -> None:
+        self.notes.append(said)
+
     def keys_timed(self, done: int, total: int) -> None:
         assert 0 <= done <= total
         self.keys = done, total
@@ -66,6 +75,11 @@ class Quiet(contextlib.AbstractContextManager["Quiet"]):
 
 def devices(*slots: Slot) -> Devices:
     return Devices(Timing(source=results.INTERPRETED, device_kind="cpu", rule=RULE), slots)
+
+
+def measured(*slots: Slot) -> Devices:
+    rule = StoppingRule(max_seconds=1e9)
+    return Devices(Timing(source=results.MEASURED, device_kind="TPU v6 lite", rule=rule), slots)
 
 
 def run(asked: Request, folder: Path, used: Devices, progress: Quiet | None = None) -> Summary:
@@ -141,10 +155,10 @@ def test_a_candidate_that_kills_the_device_and_what_the_next_run_does(tmp_path: 
 
 def test_a_device_that_cannot_be_taken_leaves_the_schedules(tmp_path: Path) -> None:
     def start() -> Device:
-        return Owner("tpu", start_timeout=60)  # there is none here
+        return Owner(Chip("tpu"), start_timeout=60)  # there is none here
 
-    with pytest.raises(MachineError, match="could not be taken, 3 times in a row"):
-        run(request(), tmp_path, devices(Slot(0, start)))
+    with pytest.raises(MachineError, match="chip 0 could not be taken"):
+        run(request(), tmp_path, devices(Slot(0, start, sleep=lambda seconds: None)))
     assert len(rows(tmp_path, results.MODELLED)) == 2
     assert rows(tmp_path, results.INTERPRETED).empty
 
@@ -155,11 +169,9 @@ def test_measured_rows_make_a_table_without_more_ado(
     """Executables compiled for v6e, on a device of known latencies where the model's second is the best."""
     asked = request(kv_pages=(1, 2, 4))
     ranking = [BlockSizes(4, 32), BlockSizes(2, 32), BlockSizes(1, 32)]
-    known = dict(zip(ranking, (110e-6, 100e-6, 150e-6), strict=True))
-    device = KnownLatencies(known, noise=0.002)
-    timing = Timing(source=results.MEASURED, device_kind="TPU v6 lite", rule=StoppingRule(max_seconds=1e9))
+    script = Script(known(dict(zip(ranking, (110e-6, 100e-6, 150e-6), strict=True))), noise=0.002)
     folder = tmp_path / "r"
-    run(asked, folder, Devices(timing, (Slot(0, lambda: device),)))
+    run(asked, folder, measured(Slot(0, script.start)))
     timed = rows(folder, results.MEASURED)
     modelled = rows(folder, results.MODELLED)
     assert len(timed) == len(modelled) == 3
@@ -173,7 +185,7 @@ def test_measured_rows_make_a_table_without_more_ado(
 
 @pytest.mark.slow
 def test_two_chips_share_the_keys_and_rows_say_which(tmp_path: Path) -> None:
-    chips_used = [Slot(chip, lambda: Owner("cpu")) for chip in (0, 1)]
+    chips_used = [Slot(chip, lambda: Owner(Chip("cpu"))) for chip in (0, 1)]
     summary = run(request(keys=(KEY, LONGER)), tmp_path, devices(*chips_used))
     assert summary.timings == {"ok": 4} and summary.compiled == 2
     timed = rows(tmp_path, results.INTERPRETED)
@@ -203,3 +215,103 @@ def test_two_sweeps_at_once_time_each_key_once(tmp_path: Path) -> None:
     assert timed.groupby("max_model_len").size().tolist() == [2, 2]
     raw = pd.concat([table.to_pandas() for table in results.tables(tmp_path, results.schema())])
     assert not raw.duplicated(results.IDENTITY).any(), "something was done twice"
+
+
+# Scripted devices: what is done where a chip does not behave.
+
+KEYS = (KEY, LONGER, KEY._replace(max_model_len=1024), KEY._replace(max_num_batched_tokens=256))
+LATENCIES = known({SMALL: 1e-4, LARGE: 1.2e-4})
+
+
+def scripted(script: Script, chip: int = 0) -> Slot:
+    return Slot(chip, script.start, sleep=lambda seconds: None)
+
+
+def winning(folder: Path) -> list[BlockSizes]:
+    chosen = choose(scores(rows(folder, results.MEASURED)))
+    return [BlockSizes(*pair) for pair in chosen[results.BLOCK_COLUMNS].itertuples(index=False, name=None)]
+
+
+def test_one_chip_of_four_that_never_comes_is_retired(tmp_path: Path) -> None:
+    def start() -> None:
+        raise dies()
+
+    good = [Script(LATENCIES, seed=chip) for chip in range(3)]
+    bad = Script(LATENCIES, starts=[start])
+    progress = Quiet()
+    slots = [scripted(bad, 3), *(scripted(script, chip) for chip, script in enumerate(good))]
+    summary = run(request(keys=KEYS), tmp_path, measured(*slots), progress)
+    assert summary.timings == {"ok": len(KEYS) * 2}
+    (note,) = progress.notes
+    assert note.startswith("chip 3 could not be taken") and note.endswith("goes on with 3 other devices")
+    assert set(rows(tmp_path, results.MEASURED)["chip"]) <= {0, 1, 2}
+    assert winning(tmp_path) == [SMALL] * len(KEYS)
+
+
+def test_no_chip_that_comes_ends_the_sweep(tmp_path: Path) -> None:
+    def start() -> None:
+        raise dies()
+
+    slots = [scripted(Script(LATENCIES, starts=[start]), chip) for chip in range(2)]
+    with pytest.raises(MachineError, match=r"chip \d could not be taken") as raised:
+        run(request(keys=KEYS), tmp_path, measured(*slots))
+    assert raised.value.exit_code == EXIT_MACHINE
+    assert rows(tmp_path, results.MEASURED).empty and not rows(tmp_path, results.MODELLED).empty
+
+
+def test_a_key_whose_preparation_kills_is_crashed_and_the_others_are_timed(tmp_path: Path) -> None:
+    def prepare(problem: Problem) -> None:
+        if problem.max_model_len == LONGER.max_model_len:
+            raise dies(None, "gone")
+
+    script = Script(LATENCIES, on_prepare=prepare)
+    summary = run(request(keys=KEYS), tmp_path, measured(scripted(script)))
+    assert summary.timings == {"ok": (len(KEYS) - 1) * 2, "crashed": 2}
+    timed = rows(tmp_path, results.MEASURED)
+    assert set(timed[timed["status"] == "crashed"]["max_model_len"]) == {LONGER.max_model_len}
+
+
+def test_where_executables_kill_their_loader_no_more_are_compiled_ahead(tmp_path: Path) -> None:
+    def load(blocks: BlockSizes, payload: bytes | None) -> None:
+        if payload is not None:
+            raise dies(blocks, "killed", loading=True)
+
+    script = Script(LATENCIES, on_load=load)
+    summary = run(request(keys=KEYS), tmp_path, measured(scripted(script)))
+    assert summary.timings == {"ok": len(KEYS) * 2} and summary.compiled_here == len(KEYS) * 2
+    assert script.started == 2 and sum(payload is not None for _, payload in script.loaded) == 1
+
+
+def test_a_clock_that_changes_between_two_runs_mixes_no_winner(tmp_path: Path) -> None:
+    """The first run times one of two candidates, by traces. The second has only the host's clock, by which
+    everything takes a little longer, and the slower candidate would win of the mixture."""
+    first = Script(known({LARGE: 1.2e-4}))
+    run(request(kv_pages=(4,)), tmp_path, measured(scripted(first)))
+    assert winning(tmp_path) == [LARGE]
+    second = Script(known({SMALL: 1.3e-4, LARGE: 1.5e-4}), profiles=False)
+    run(request(), tmp_path, measured(scripted(second)))
+    timed = rows(tmp_path, results.MEASURED)
+    assert set(timed["timer"]) == {WALL_CLOCK} and winning(tmp_path) == [SMALL]
+    # All that was timed is still there, in the files.
+    raw = pd.concat([table.to_pandas() for table in results.tables(tmp_path, results.schema())])
+    assert Counter(raw["timer"].dropna()) == {KERNEL_EVENTS: 1, WALL_CLOCK: 2}
+
+
+def test_rows_of_two_clocks_never_meet_in_a_winner(tmp_path: Path) -> None:
+    """As two folders give them that were merged: the clock that timed the most of a key decides."""
+    for folder, script, pages in (
+        ("a", Script(known({LARGE: 1.2e-4, BlockSizes(1, 32): 1.4e-4})), (1, 4)),
+        ("b", Script(known({SMALL: 1.1e-4}), profiles=False), (2,)),
+    ):
+        run(request(kv_pages=pages), tmp_path / folder, measured(scripted(script)))
+    frame = pd.concat([rows(tmp_path / folder, results.MEASURED) for folder in "ab"], ignore_index=True)
+    scored = scores(frame)
+    assert len(scored) == 2 and choose(scored)["num_kv_pages_per_blk"].tolist() == [4]
+
+
+@pytest.mark.parametrize("lost", [0.01, 0.2])
+def test_lost_events_change_no_winner(tmp_path: Path, lost: float) -> None:
+    run(request(keys=KEYS), tmp_path, measured(scripted(Script(LATENCIES, lost=lost))))
+    timed = rows(tmp_path, results.MEASURED)
+    assert set(timed["timer"]) == {KERNEL_EVENTS} and winning(tmp_path) == [SMALL] * len(KEYS)
+    assert max(map(max, timed["samples_us"])) < 1.5 * 120

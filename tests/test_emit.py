@@ -203,6 +203,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 from jax.sharding import SingleDeviceSharding
 from autotune.kernel.problem import NO_SETTINGS, TableKey
 from autotune.kernel.rpa import abstract_arguments, kernel_call
+from autotune.tpu import chips
 from autotune.tpu.compiler import target_device
 
 dump = Path(sys.argv[1])
@@ -211,7 +212,7 @@ emitted = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(emitted)
 kernel.get_tuned_block_sizes = emitted.get_tuned_block_sizes
 
-device = target_device("v6e:2x2")
+device = target_device(chips.V6E)
 for model_len in (2048, 512):
     key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, model_len)
     arguments = abstract_arguments(key.canonical_problem(), 64, SingleDeviceSharding(device))

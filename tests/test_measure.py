@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import signal
 import statistics
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,14 +19,16 @@ from autotune.kernel.inputs import pool_pages
 from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem, Settings, TableKey
 from autotune.kernel.workload import Sequence as Tokens
 from autotune.kernel.workload import Workload
-from autotune.measure import Executables, Job, KeyTiming, Result, Slot
-from autotune.owner import Device, DeviceDied, Owner
+from autotune.measure import Executables, Job, KeyTiming, Result
+from autotune.owner import Chip, Device, Owner
 from autotune.shortlist import Shortlist
+from autotune.slot import RESTART_SECONDS, Slot
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable, compile_ahead
-from autotune.tpu.session import Loaded, Timed
+from autotune.tpu.session import Loaded
 from autotune.tpu.statistics import Median, StoppingRule
-from autotune.tpu.trace import WALL_CLOCK
+from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
+from tests.scripted import Script, ScriptedDevice, dies, known
 
 PROBLEM = Problem(
     num_q_heads=4,
@@ -51,7 +54,7 @@ _compiled: dict[tuple[BlockSizes, Settings], Executable] = {}
 
 def compiled(blocks: BlockSizes, settings: Settings = NO_SETTINGS) -> Executable:
     if (blocks, settings) not in _compiled:
-        pages = pool_pages(PROBLEM, BATCHES)
+        pages = pool_pages(PROBLEM, BATCHES, interpreted=True)
         call = Call(target=None, problem=PROBLEM, total_num_pages=pages, blocks=blocks, settings=settings)
         _compiled[blocks, settings] = compile_ahead(call)
     return _compiled[blocks, settings]
@@ -79,10 +82,10 @@ class Cpu:
         self.run_timeout = run_timeout
         self.started: list[int] = []
         self.owner: Owner | None = None
-        self.slot = Slot(0, self.start)
+        self.slot = Slot(0, self.start, sleep=lambda seconds: None)
 
     def start(self) -> Device:
-        self.owner = Owner("cpu", run_timeout=self.run_timeout, compile_timeout=20)
+        self.owner = Owner(Chip("cpu"), run_timeout=self.run_timeout, compile_timeout=20)
         self.started.append(self.owner.pid)
         return self.owner
 
@@ -185,23 +188,18 @@ def test_a_candidate_that_hangs_twice_is_a_timeout() -> None:
     )
 
 
-def test_a_device_that_cannot_be_taken_three_times() -> None:
+def test_a_device_that_cannot_be_taken() -> None:
     starts = 0
 
     def start() -> Device:
         nonlocal starts
         starts += 1
-        return Owner("tpu", start_timeout=60)  # there is none here
+        return Owner(Chip("tpu"), start_timeout=60)  # there is none here
 
-    with pytest.raises(MachineError, match=r"could not be taken, 3 times in a row: .*exit code 1") as raised:
-        time_key(Slot(0, start), job(), executables())
-    assert raised.value.exit_code == EXIT_MACHINE and starts == 3
-
-
-def test_a_variable_that_keeps_the_device_from_starting_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XLA_FLAGS", "--bogus_flag")
-    with pytest.raises(MachineError, match=r"in XLA_FLAGS.* is kept: unset XLA_FLAGS, then run"):
-        time_key(Slot(0, lambda: Owner("cpu", start_timeout=60)), job(), executables())
+    slot = Slot(0, start, sleep=lambda seconds: None)
+    with pytest.raises(MachineError, match=r"chip 0 could not be taken, .*exit code 1") as raised:
+        time_key(slot, job(), executables())
+    assert raised.value.exit_code == EXIT_MACHINE and starts == 1 + len(RESTART_SECONDS)
 
 
 def test_what_is_known_is_not_timed_again() -> None:
@@ -242,99 +240,252 @@ def test_inputs_that_do_not_fit_fail_the_key_and_not_the_device() -> None:
     assert (found[0].error or "").startswith("the inputs cannot be made on the device: ")
 
 
-class KnownLatencies:
-    """A device whose candidates take what they are said to take, with noise and a drift; it never sleeps."""
-
-    chip = 0
-    device_kind = "known"
-
-    def __init__(self, latencies: Mapping[BlockSizes, float], noise: float, drift: float = 0.0) -> None:
-        self.latencies, self.noise, self.drift = latencies, noise, drift
-        self.rng = random.Random(5)
-        self.calls = 0
-        self.loaded: list[BlockSizes] = []
-        self.rounds: list[Counter[BlockSizes]] = []
-
-    def prepare(self, *arguments: object) -> None:
-        pass
-
-    def load(self, blocks: BlockSizes, payload: bytes | None) -> Loaded:
-        self.loaded.append(blocks)
-        return Loaded("ok", None, compiled=False)
-
-    def time(self, workload: int, order: Sequence[BlockSizes]) -> Timed:
-        seconds: dict[BlockSizes, list[float]] = {}
-        self.rounds.append(Counter(order))
-        for blocks in order:
-            self.calls += 1
-            slow = 1 + self.drift * self.calls / 1000
-            seconds.setdefault(blocks, []).append(
-                self.latencies[blocks] * slow * self.rng.gauss(1, self.noise)
-            )
-        return Timed(seconds, WALL_CLOCK, None)
-
-    def close(self) -> None:
-        pass
-
-
 MANY = tuple(BlockSizes(pages, queries) for pages in (2, 4, 8, 16) for queries in (16, 32, 64))
 ANY = Executable(verdict=Compiled(status="ok", seconds=1.0), payload=b"")
 
 
-def time_known(device: KnownLatencies, a_job: Job, rule: StoppingRule) -> list[Result]:
-    return time_key(Slot(0, lambda: device), a_job, executables(lambda blocks: ANY), rule)
+RULE = StoppingRule(precision=0.01, max_seconds=1e9)
+EVERY = Shortlist(MANY, exhaustive=True)
+
+
+def time_scripted(script: Script, a_job: Job, rule: StoppingRule = RULE) -> list[Result]:
+    return time_key(
+        Slot(0, script.start, sleep=lambda seconds: None), a_job, executables(lambda b: ANY), rule
+    )
 
 
 def test_precision_is_reached_and_no_more_is_timed() -> None:
-    device = KnownLatencies(dict.fromkeys(MANY, 0.001), noise=0.02)
-    rule = StoppingRule(precision=0.01, max_seconds=1e9)
-    found = time_known(device, job(MANY, shortlist=Shortlist(MANY, exhaustive=True)), rule)
+    found = time_scripted(Script(known(dict.fromkeys(MANY, 0.001)), noise=0.02), job(MANY, shortlist=EVERY))
     assert len(found) == len(MANY) * len(BATCHES)
     for result in found:
         assert result.found is not None and result.found.precision <= 0.01
         assert 6 <= len(result.seconds) <= 80
 
 
-def test_noise_that_cannot_be_averaged_ends_with_the_time() -> None:
-    device = KnownLatencies(dict.fromkeys(MANY, 0.001), noise=0.5)
-    found = time_known(device, job(BLOCKS), StoppingRule(precision=1e-6, max_seconds=0.02))
+def test_noise_that_cannot_be_averaged_ends_with_the_samples() -> None:
+    rule = StoppingRule(precision=1e-6, max_seconds=1e9, max_samples=100)
+    found = time_scripted(Script(known(dict.fromkeys(BLOCKS, 0.001)), noise=0.2), job(BLOCKS), rule)
     assert {r.status for r in found} == {"ok"}
     assert all(r.found is not None and r.found.precision > 1e-6 for r in found)
 
 
 def test_drift_hits_all_candidates_alike() -> None:
     """A device that gets 20% slower in 1,000 calls: equal candidates still come out equal."""
-    device = KnownLatencies(dict.fromkeys(MANY, 0.001), noise=0.002, drift=0.2)
+    script = Script(known(dict.fromkeys(MANY, 0.001)), noise=0.002, drift=0.2)
     rule = StoppingRule(precision=0.02, max_seconds=1e9)
-    found = time_known(device, job(MANY, shortlist=Shortlist(MANY, exhaustive=True)), rule)
+    found = time_scripted(script, job(MANY, shortlist=EVERY), rule)
     medians = [r.found.median for r in found if r.found and r.workload == BATCHES[0]]
     assert max(medians) / min(medians) < 1.015
-    assert all(len(set(turn.values())) == 1 for turn in device.rounds)  # as often each
+    for turns in script.rounds:  # as often each
+        for workload in range(len(BATCHES)):
+            assert len({count for turn, count in turns.items() if turn.workload == workload}) <= 1
+
+
+def test_a_predicted_key_takes_two_traces() -> None:
+    """At 1% of noise and kernels of 100 us; three candidates, then the wider ones do not come."""
+    table = {blocks: 1e-4 * (1 + i / 3) for i, blocks in enumerate(MANY)}
+    predicted = {b: {batch.fingerprint: seconds for batch in BATCHES} for b, seconds in table.items()}
+    traces = []
+    for seed in range(20):
+        script = Script(known(table), noise=0.01, seed=seed)
+        found = time_scripted(script, job(MANY, predicted=predicted))
+        assert {r.blocks for r in found} == set(MANY[:4]) and {r.timer for r in found} == {KERNEL_EVENTS}
+        traces.append(script.traces)
+    assert statistics.mean(traces) <= 3 and max(traces) <= 5
+
+
+def test_a_prediction_keeps_a_trace_short() -> None:
+    """Kernels of 50 ms: as many calls as fill half a second, and no candidate more often than another."""
+    table = dict.fromkeys(MANY[:4], 0.05)
+    predicted = {b: {batch.fingerprint: 0.05 for batch in BATCHES} for b in table}
+    script = Script(known(table), noise=0.001)
+    time_scripted(script, job(MANY[:4], predicted=predicted))
+    assert max(sum(turns.values()) for turns in script.rounds) <= 10
 
 
 def test_widens_until_the_fastest_is_not_the_last() -> None:
     """The prediction is upside down: the shortlist grows to the end."""
-    device = KnownLatencies({b: 1e-3 / (1 + i) for i, b in enumerate(MANY)}, noise=0.001)
+    script = Script(known({b: 1e-3 / (1 + i) for i, b in enumerate(MANY)}), noise=0.001)
     asked: list[BlockSizes] = []
-    store = executables(lambda blocks: ANY, asked)
-    rule = StoppingRule(precision=0.01, max_seconds=1e9)
-    found = time_key(Slot(0, lambda: device), job(MANY), store, rule)
+    found = time_key(Slot(0, script.start), job(MANY), executables(lambda b: ANY, asked), RULE)
     assert asked == list(MANY) and {r.blocks for r in found} == set(MANY)
 
 
 def test_stays_with_the_shortlist_while_the_prediction_holds() -> None:
-    device = KnownLatencies({b: 1e-3 * (1 + i) for i, b in enumerate(MANY)}, noise=0.001)
+    script = Script(known({b: 1e-3 * (1 + i) for i, b in enumerate(MANY)}), noise=0.001)
     today = MANY[-1]
-    shortlist = Shortlist(MANY, always=(today,))
-    found = time_known(device, job(MANY, shortlist=shortlist), StoppingRule(max_seconds=1e9))
-    assert list(dict.fromkeys(device.loaded)) == [*MANY[:4], today]
+    found = time_scripted(script, job(MANY, shortlist=Shortlist(MANY, always=(today,))))
+    assert list(dict.fromkeys(blocks for blocks, _ in script.loaded)) == [*MANY[:4], today]
     assert {r.blocks for r in found} == {*MANY[:4], today}
 
 
-def test_a_device_that_dies_with_nothing_running_ends_the_sweep() -> None:
-    class Dies(KnownLatencies):
-        def prepare(self, *arguments: object) -> None:
-            raise DeviceDied(None, "crashed", "gone")
+def test_candidates_are_timed_together_though_their_executables_come_one_by_one() -> None:
+    script = Script(known(dict.fromkeys(MANY, 0.001)))
+    threads: list[threading.Timer] = []
 
-    with pytest.raises(MachineError, match="died 3 times with no candidate running: gone"):
-        time_known(Dies({}, 0.0), job(), QUICK)
+    def request(store: Executables, wanted: Sequence[BlockSizes]) -> None:
+        for place, blocks in enumerate(wanted):
+            threads.append(threading.Timer(0.05 * place, store.add, (blocks, ANY)))
+            threads[-1].start()
+
+    time_key(Slot(0, script.start), job(MANY), Executables(request), RULE)
+    assert {turn.blocks for turn in script.rounds[0]} == set(MANY[:4])
+
+
+# What dies.
+
+
+def test_an_executable_that_kills_its_loader_is_the_last_that_is_sent() -> None:
+    def load(blocks: BlockSizes, payload: bytes | None) -> None:
+        if payload is not None:
+            raise dies(blocks, "killed", loading=True)
+
+    script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=load)
+    pauses: list[float] = []
+    slot = Slot(0, script.start, sleep=pauses.append)
+    found = time_key(slot, job(MANY, shortlist=EVERY), executables(lambda blocks: ANY), RULE)
+    assert {r.status for r in found} == {"ok"} and all(r.compiled_here for r in found)
+    assert script.started == 2 and sum(pauses) == RESTART_SECONDS[0]
+    assert [payload for _, payload in script.loaded] == [b"", *[None] * len(MANY)]
+    assert not slot.loads
+
+
+def test_an_executable_that_does_not_load_is_the_last_that_is_sent() -> None:
+    script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=lambda b, p: Loaded("ok", None, compiled=True))
+    found = time_scripted(script, job(MANY, shortlist=EVERY))
+    assert {r.status for r in found} == {"ok"} and script.started == 1
+    assert [payload for _, payload in script.loaded] == [b"", *[None] * (len(MANY) - 1)]
+
+
+def test_a_candidate_that_kills_the_device_while_it_runs_says_nothing_of_executables() -> None:
+    deaths = iter([True])
+
+    def load(blocks: BlockSizes, payload: bytes | None) -> None:
+        if blocks == MANY[1] and next(deaths, False):
+            raise dies(blocks)
+
+    script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=load)
+    slot = Slot(0, script.start, sleep=lambda seconds: None)
+    found = time_key(slot, job(MANY, shortlist=EVERY), executables(lambda blocks: ANY), RULE)
+    assert {r.status for r in found} == {"ok"} and slot.loads
+    assert {blocks for blocks, payload in script.loaded if payload is None} == {MANY[1]}
+
+
+def test_a_preparation_that_kills_the_device_three_times_is_given_up() -> None:
+    def prepare(problem: Problem) -> None:
+        raise dies(None, "gone")
+
+    script = Script(known({}), on_prepare=prepare)
+    found = time_scripted(script, job())
+    assert statuses(found) == {blocks: {"crashed"} for blocks in BLOCKS} and script.started == 3
+    assert found[0].error == "the device died 3 times while the key was prepared: gone"
+
+
+def test_the_death_of_the_chips_other_device_counts_for_nothing() -> None:
+    deaths = iter([True] * 5)
+
+    def prepare(problem: Problem) -> None:
+        if next(deaths, False):
+            raise dies(None, "gone", bystander=True)
+
+    found = time_scripted(Script(known(dict.fromkeys(BLOCKS, 0.001)), on_prepare=prepare), job())
+    assert {r.status for r in found} == {"ok"}
+
+
+@pytest.mark.parametrize("seconds", [0, 20, 60])
+def test_a_chip_that_is_busy_is_waited_for(seconds: float) -> None:
+    """As a vfio node is for seconds after its holder was killed."""
+    now = [0.0]
+
+    def start() -> None:
+        if now[0] < seconds:
+            raise dies()
+
+    script = Script(known(dict.fromkeys(BLOCKS, 0.001)), starts=[start])
+
+    def sleep(pause: float) -> None:
+        now[0] += pause
+
+    found = time_key(Slot(0, script.start, sleep=sleep), job(), executables(lambda b: ANY), RULE)
+    assert {r.status for r in found} == {"ok"}
+    assert seconds <= now[0] <= sum(RESTART_SECONDS)
+
+
+def test_a_chip_that_stays_busy_is_given_up() -> None:
+    now = [0.0]
+
+    def start() -> None:
+        raise dies()
+
+    def sleep(pause: float) -> None:
+        now[0] += pause
+
+    script = Script(known({}), starts=[start])
+    with pytest.raises(MachineError, match="chip 3 could not be taken, last tried after 65 s: Device or"):
+        time_key(Slot(3, script.start, sleep=sleep), job(), executables(lambda b: ANY), RULE)
+    assert script.started == 4 and now[0] == 65
+
+
+# The clock.
+
+
+@pytest.mark.parametrize("lost", [0.01, 0.2])
+def test_events_that_a_profile_lost_cost_samples_and_change_none(lost: float) -> None:
+    table = {blocks: 1e-4 * (1 + i / 10) for i, blocks in enumerate(MANY)}
+    for seed in range(10):
+        found = time_scripted(Script(known(table), lost=lost, seed=seed), job(MANY, shortlist=EVERY))
+        assert {r.timer for r in found} == {KERNEL_EVENTS} and len(found) == len(MANY) * len(BATCHES)
+        for result in found:
+            # A kernel event that fell to another run would be a sample of twice or more the time.
+            assert all(0.9 < s / table[result.blocks] < 1.1 for s in result.seconds)
+        best = min(found, key=lambda r: r.found.median if r.found else math.inf)
+        assert best.blocks == MANY[0]
+
+
+def test_a_device_whose_profiles_have_programs_and_no_kernel_is_timed_by_programs() -> None:
+    script = Script(known(dict.fromkeys(BLOCKS, 1e-4)))
+    device = script.start
+    found = time_key(Slot(0, lambda: WithoutKernels(device())), job(), executables(lambda b: ANY), RULE)
+    assert {r.timer for r in found} == {MODULE_EVENTS}
+    assert all(r.found and 1e-4 < r.found.median < 1.1e-4 for r in found)
+
+
+def WithoutKernels(device: ScriptedDevice) -> ScriptedDevice:
+    run = device._run
+    device._run = lambda name, seconds, kernel=True: run(name, seconds, kernel=False)  # type: ignore[method-assign]
+    return device
+
+
+def test_another_clock_than_before_times_everything_again() -> None:
+    """Two candidates were timed by the device's trace; now there is only the host's clock."""
+    before = {b: {batch.fingerprint: Median(1e-4, 1e-4, 1e-4) for batch in BATCHES} for b in MANY[:2]}
+    a_job = job(MANY, shortlist=EVERY, timed=before, clock=KERNEL_EVENTS)
+    asked: list[BlockSizes] = []
+    script = Script(known(dict.fromkeys(MANY, 1e-4)), profiles=False)
+    found = time_key(Slot(0, script.start), a_job, executables(lambda b: ANY, asked), RULE)
+    assert Counter((r.blocks, r.workload.name, r.timer) for r in found) == Counter(
+        (blocks, batch.name, WALL_CLOCK) for blocks in MANY for batch in BATCHES
+    )
+    assert sorted(asked) == sorted(MANY)
+
+
+def test_a_clock_that_changes_when_the_device_restarts_times_everything_again() -> None:
+    traced, untraced = (
+        Script(known(dict.fromkeys(MANY, 1e-4))),
+        Script(known(dict.fromkeys(MANY, 1e-4)), profiles=False),
+    )
+    deaths = iter([False] * 6 + [True])
+
+    def load(blocks: BlockSizes, payload: bytes | None) -> None:
+        if next(deaths, False):
+            raise dies(None)
+
+    traced.on_load = load
+    devices = iter([traced, untraced])
+    slot = Slot(0, lambda: next(devices).start(), sleep=lambda seconds: None)
+    # The prediction is upside down: six are timed by traces before the seventh ends the process.
+    upside_down = {b: 1e-3 / (1 + i) for i, b in enumerate(MANY)}
+    traced.latency = untraced.latency = known(upside_down)
+    found = time_key(slot, job(MANY), executables(lambda b: ANY), RULE)
+    by_clock = Counter(r.timer for r in found)
+    assert by_clock[KERNEL_EVENTS] == 6 * len(BATCHES) and by_clock[WALL_CLOCK] == len(MANY) * len(BATCHES)

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from autotune import owner as owner_module
 from autotune.kernel.inputs import pool_pages
 from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem, Settings
 from autotune.kernel.workload import Sequence, Workload
-from autotune.owner import DeviceDied, Owner, PrepareFailed, environment
+from autotune.owner import Chip, DeviceDied, Owner, PrepareFailed
 from autotune.tpu.executable import Call, compile_ahead
+from autotune.tpu.session import Turn
 from autotune.tpu.timer import EMPTY_PROFILES
 from autotune.tpu.trace import WALL_CLOCK
 
@@ -37,14 +39,16 @@ BATCHES = (
 SMALL, LARGE = BlockSizes(2, 16), BlockSizes(4, 32)
 
 
-def call(blocks: BlockSizes, settings: Settings = NO_SETTINGS) -> Call:
-    pages = pool_pages(PROBLEM, BATCHES)
-    return Call(target=None, problem=PROBLEM, total_num_pages=pages, blocks=blocks, settings=settings)
+def call(blocks: BlockSizes, settings: Settings = NO_SETTINGS, device: int = 0) -> Call:
+    pages = pool_pages(PROBLEM, BATCHES, interpreted=True)
+    return Call(
+        target=None, problem=PROBLEM, total_num_pages=pages, blocks=blocks, settings=settings, device=device
+    )
 
 
 @pytest.fixture(scope="module")
 def owner() -> Iterator[Owner]:
-    owner = Owner("cpu", run_timeout=60)
+    owner = Owner(Chip("cpu"), run_timeout=60)
     owner.prepare(PROBLEM, BATCHES, NO_SETTINGS, 0, None)
     yield owner
     owner.close()
@@ -53,7 +57,7 @@ def owner() -> Iterator[Owner]:
 @pytest.fixture
 def doomed(payloads: dict[BlockSizes, bytes]) -> Iterator[Owner]:
     """An owner of its own, with a candidate taken in."""
-    owner = Owner("cpu", run_timeout=2.0)
+    owner = Owner(Chip("cpu"), run_timeout=2.0)
     owner.prepare(PROBLEM, BATCHES[:1], NO_SETTINGS, 0, None)
     assert owner.load(LARGE, payloads[LARGE]).status == "ok"
     yield owner
@@ -72,10 +76,14 @@ def test_loads_compares_and_times(owner: Owner, payloads: dict[BlockSizes, bytes
     for blocks in (SMALL, LARGE):
         assert owner.load(blocks, payloads[blocks]) == ("ok", None, False)
     for _ in range(EMPTY_PROFILES):
-        assert owner.time(0, [SMALL]).seconds == {}
-    found = owner.time(1, [SMALL, LARGE, LARGE, SMALL, SMALL])
+        assert owner.time([Turn(0, SMALL)]).seconds == {}
+    found = owner.time([Turn(1, SMALL), *[Turn(0, LARGE)] * 2, *[Turn(0, SMALL)] * 3])
     assert found.timer == WALL_CLOCK
-    assert {blocks: len(seconds) for blocks, seconds in found.seconds.items()} == {SMALL: 3, LARGE: 2}
+    assert {turn: len(seconds) for turn, seconds in found.seconds.items()} == {
+        Turn(1, SMALL): 1,
+        Turn(0, LARGE): 2,
+        Turn(0, SMALL): 3,
+    }
     # A wall clock's samples are differences: on a busy machine one may be below zero, hardly all.
     assert any(second > 0 for seconds in found.seconds.values() for second in seconds)
     assert all(abs(second) < 60 for seconds in found.seconds.values() for second in seconds)
@@ -112,7 +120,7 @@ def busy(owner: Owner, with_signal: int) -> DeviceDied:
     try:
         with pytest.raises(DeviceDied) as raised:
             while True:
-                owner.time(0, [LARGE] * 50)
+                owner.time([Turn(0, LARGE)] * 50)
     finally:
         timer.cancel()
     return raised.value
@@ -123,7 +131,7 @@ def test_killed_in_mid_measurement(doomed: Owner) -> None:
     assert (died.blocks, died.status) == (LARGE, "crashed")
     assert "ended by SIGKILL" in died.said
     with pytest.raises(DeviceDied):  # it stays dead
-        doomed.time(0, [LARGE])
+        doomed.time([Turn(0, LARGE)])
 
 
 def test_hangs_in_mid_measurement(doomed: Owner) -> None:
@@ -145,15 +153,15 @@ def test_a_run_that_raises_ends_the_owner(doomed: Owner) -> None:
 
 def test_no_device_says_what_the_runtime_said() -> None:
     with pytest.raises(DeviceDied) as raised:
-        Owner("tpu", start_timeout=60)
+        Owner(Chip("tpu"), start_timeout=60)
     assert raised.value.blocks is None
     assert "exit code 1: " in raised.value.said and "tpu" in raised.value.said.lower()
 
 
 def test_ends_when_its_parent_is_killed() -> None:
     code = (
-        "import time; from autotune.owner import Owner; "
-        "owner = Owner('cpu'); print(owner.pid, flush=True); time.sleep(99)"
+        "import time; from autotune.owner import Chip, Owner; "
+        "owner = Owner(Chip('cpu')); print(owner.pid, flush=True); time.sleep(99)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
@@ -170,11 +178,87 @@ def test_ends_when_its_parent_is_killed() -> None:
         assert not Path(f"/proc/{pid}").exists()
 
 
-def test_one_chip_a_process_where_there_are_several() -> None:
-    assert environment("tpu", 2, 4) | {"TPU_MIN_LOG_LEVEL": ""} == environment("tpu", 0, 1) | {
-        "TPU_VISIBLE_CHIPS": "2",
-        "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
-        "TPU_PROCESS_BOUNDS": "1,1,1",
-        "TPU_MIN_LOG_LEVEL": "",
-    }
-    assert environment("cpu", 0, 1)["JAX_PLATFORMS"] == "cpu"
+@pytest.fixture
+def pair() -> Iterator[tuple[Owner, Owner]]:
+    """A chip of two devices, as v7x has: the CPU, split in two."""
+    chip = Chip("cpu", num_devices=2)
+    owners = [Owner(chip, index, run_timeout=30.0) for index in range(2)]
+    for owner in owners:
+        owner.prepare(PROBLEM, BATCHES, NO_SETTINGS, 0, None)
+    yield owners[0], owners[1]
+    owners[0].close()
+
+
+def test_two_devices_of_a_chip_share_a_process_and_both_time(pair: tuple[Owner, Owner]) -> None:
+    assert pair[0].pid == pair[1].pid
+    found = {}
+
+    def work(index: int) -> None:
+        owner = pair[index]
+        assert owner.load(SMALL, None).status == "ok"
+        for _ in range(EMPTY_PROFILES):
+            owner.time([Turn(0, SMALL)])
+        found[index] = owner.time([Turn(0, SMALL)] * 3)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index in range(2):
+        assert found[index].timer == WALL_CLOCK and len(found[index].seconds[Turn(0, SMALL)]) == 3
+
+
+def test_who_is_to_blame_when_a_chip_of_two_devices_dies(pair: tuple[Owner, Owner]) -> None:
+    """The second times a candidate; the first has none at work, and hears of it at its next message."""
+    assert pair[1].load(LARGE, None).status == "ok"
+    guilty = busy(pair[1], signal.SIGKILL)
+    assert guilty.blocks == LARGE and not guilty.bystander
+    with pytest.raises(DeviceDied) as raised:
+        pair[0].prepare(PROBLEM, BATCHES, NO_SETTINGS, 0, None)
+    assert raised.value.blocks is None and raised.value.bystander
+
+
+def test_the_next_process_of_a_chip_is_shared_again() -> None:
+    chip = Chip("cpu", num_devices=2)
+    first = [Owner(chip, index) for index in range(2)]
+    first[1].close()
+    second = [Owner(chip, index) for index in (0, 1)]
+    try:
+        assert second[0].pid == second[1].pid != first[0].pid
+    finally:
+        second[0].close()
+
+
+def test_a_chip_with_fewer_devices_than_asked_for_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autotune.owner._environment", lambda *_: {**os.environ, "JAX_PLATFORMS": "cpu"})
+    with pytest.raises(DeviceDied, match="the chip has 1 devices, not 2"):
+        Owner(Chip("cpu", num_devices=2))
+
+
+_COMPILE_TWICE = """
+import jax
+def run():
+    jax.clear_caches()
+    jax.block_until_ready(jax.jit(lambda x: x * 2 + 1)(jax.numpy.ones(8)))
+events = []
+jax.monitoring.register_event_listener(lambda name, **kwargs: events.append(name))
+run()
+print(sum(name.endswith("/compilation_cache/cache_hits") for name in events))
+"""
+
+
+def test_a_process_that_holds_a_chip_finds_what_the_one_before_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the variables that such a process is given, here for the CPU."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    variables = {**owner_module._environment("tpu", 0, 1), "JAX_PLATFORMS": "cpu"}
+    hits = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", _COMPILE_TWICE], env=variables, capture_output=True, text=True, check=True
+        )
+        hits.append(int(done.stdout))
+    assert hits[0] == 0 and hits[1] > 0
+    assert any(owner_module.programs_folder().iterdir())

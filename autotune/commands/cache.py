@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import click
 
 from autotune.terminal import shown
@@ -13,15 +15,22 @@ def command(clear: bool) -> None:
     """Show or empty the store of compile results.
 
     Sweeps of one user share it: a program compiled once with the same versions of jax, jaxlib, libtpu and
-    the kernel is not compiled again, whatever results folder it is for. Deleting it costs compiles, no rows.
+    the kernel is not compiled again, whatever results folder it is for. On a TPU host it also has the
+    programs that JAX compiled in processes that hold a chip. Deleting it costs compiles, no rows.
     """
+    from autotune.owner import programs_folder
     from autotune.store import Store, default_path
 
     store = Store(default_path())
+    programs = programs_folder()
     if clear:
         store.clear()
+        shutil.rmtree(programs, ignore_errors=True)
         click.echo(f"{shown(store.path)}: empty")
         return
+    if programs.is_dir():
+        sizes = [path.stat().st_size for path in programs.iterdir() if path.is_file()]
+        click.echo(f"{shown(programs)}: {len(sizes)} files, {sum(sizes) / 2**20:.0f} MiB")
     lines = store.lines()
     if store.broken:
         click.echo(

@@ -26,7 +26,7 @@ from autotune.commands.resumable import resumable
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
-from autotune.terminal import shown
+from autotune.terminal import say, shown
 
 if TYPE_CHECKING:
     from autotune.devices import Devices
@@ -187,7 +187,7 @@ def command(
     Without --target, the candidates that are predicted to be the fastest are timed on the attached TPU, or
     on those of the Ray cluster, and their outputs compared with the reference. These rows say `measured`.
     """
-    from autotune.tpu import attached
+    from autotune.tpu import attached, chip_process
 
     measured = target is None and not interpret
     if measured and not executor.ray and not attached.pci_chips():
@@ -208,6 +208,8 @@ def command(
     except ValueError as error:
         raise UsageError(str(error)) from None
     executor.check()
+    if said := chip_process.told(os.environ):
+        say(said)
 
     # jax and pandas from here on.
     from autotune import sweep
@@ -216,7 +218,7 @@ def command(
     from autotune.shard import Shard
     from autotune.shard import keys as keys_of_shard
     from autotune.store import Store, default_path
-    from autotune.terminal import said_if_slow, say
+    from autotune.terminal import said_if_slow
     from autotune.tpu import chips
 
     keys = selection.keys(target or ("v6e" if interpret else None))
@@ -287,7 +289,6 @@ def _count(number: int, noun: str) -> str:
 def _announce(request: Request, plan: Plan, search: Search, jobs: int, part: Shard | None) -> None:
     from autotune.eta import seconds_left
     from autotune.progress import duration
-    from autotune.terminal import say
 
     parts = [f"{_count(len(plan.incumbents), 'key')}, {_count(plan.candidates, 'candidate')}"]
     if plan.recorded:
@@ -341,7 +342,6 @@ def _report(
     from autotune import show, show_formats
     from autotune.commands import next_step
     from autotune.sweep import accounts
-    from autotune.terminal import say
     from autotune.tpu.chips import MIB, hardware, vmem_limit
 
     if devices:

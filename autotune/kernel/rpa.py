@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.kernel.problem import BlockSizes, Layout, Problem, Program, Settings, TableKey
-from autotune.kernel.workload import Batch
 
 # The shape at which a program is compiled. Its schedule is the same at every other (see Layout), with one
 # exception that these numbers avoid: with a single query block the compiler removes the grid's loop.
@@ -76,15 +75,8 @@ def abstract_arguments(problem: Problem, total_num_pages: int, sharding: Any) ->
     import jax
     import jax.numpy as jnp
 
-    return tuple(
-        jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding)
-        for shape, dtype in _argument_shapes(problem, total_num_pages)
-    )
-
-
-def _argument_shapes(problem: Problem, total_num_pages: int) -> list[tuple[tuple[int, ...], str]]:
     tokens, seqs = problem.max_num_batched_tokens, problem.max_num_seqs
-    return [
+    shapes = [
         ((tokens, problem.num_q_heads, problem.head_dim), problem.q_dtype),
         ((total_num_pages, problem.page_size, 2 * problem.num_kv_heads, problem.head_dim), problem.kv_dtype),
         ((seqs,), "int32"),  # kv_lens
@@ -92,25 +84,7 @@ def _argument_shapes(problem: Problem, total_num_pages: int) -> list[tuple[tuple
         ((seqs + 1,), "int32"),  # cu_q_lens
         ((1,), "int32"),  # num_seqs
     ]
-
-
-def real_arguments(problem: Problem, batch: Batch, seed: int = 0) -> tuple[Any, ...]:
-    """The kernel's six array arguments with data, on jax's default device.
-
-    Queries and KV pages are standard normal from the seed, made on the device; the ragged lengths and the
-    page table are the batch's.
-    """
-    import jax
-    import jax.numpy as jnp
-
-    shapes = _argument_shapes(problem, batch.total_num_pages)
-    keys = jax.random.split(jax.random.key(seed), 2)
-    q, kv_pages = (
-        jax.random.normal(key, shape, jnp.float32).astype(jnp.dtype(dtype))
-        for key, (shape, dtype) in zip(keys, shapes[:2], strict=True)
-    )
-    ragged = (batch.kv_lens, batch.page_indices, batch.cu_q_lens, batch.num_seqs)
-    return (q, kv_pages, *(jnp.asarray(array) for array in ragged))
+    return tuple(jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=sharding) for shape, dtype in shapes)
 
 
 def reference(arguments: tuple[Any, ...], settings: Settings) -> Any:

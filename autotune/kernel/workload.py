@@ -14,9 +14,6 @@ import numpy as np
 from autotune.errors import UsageError
 from autotune.kernel.problem import Problem
 
-# A pool of KV pages larger than this is not built: sequences then share pages, which costs the kernel the
-# same reads. Device memory, not the kernel, sets it.
-MAX_POOL_BYTES = 2 << 30
 MAX_CSV_BYTES = 1 << 20
 
 
@@ -185,19 +182,27 @@ def from_csv(path: str) -> Workload:
     return Workload(path, tuple(sequences))
 
 
-def place(problem: Problem, workload: Workload, kv_bytes_per_token: int, seed: int = 0) -> Batch:
+def pages_needed(problem: Problem, workload: Workload) -> int:
+    """Pages that the sequences of a batch fill, all together."""
+    return sum(_pages_of_sequences(problem, workload))
+
+
+def _pages_of_sequences(problem: Problem, workload: Workload) -> list[int]:
+    return [-(-s.kv_len // problem.page_size) for s in workload.sequences]
+
+
+def place(problem: Problem, workload: Workload, total_num_pages: int, seed: int = 0) -> Batch:
     """The call's ragged arguments, with pages scattered over the pool as an engine that frees and reuses
     them leaves them.
 
+    Where the sequences need more than the pool's total_num_pages, they share pages.
+
     Rows past num_seqs and page columns past a sequence's length hold zeros, as the kernel expects of padding.
     """
-    needed = [-(-s.kv_len // problem.page_size) for s in workload.sequences]
-    most = max(1, MAX_POOL_BYTES // (kv_bytes_per_token * problem.page_size))
-    total = min(max(sum(needed), problem.pages_per_seq), most)
-    shuffled = np.random.default_rng(seed).permutation(total).astype(np.int32)
+    shuffled = np.random.default_rng(seed).permutation(total_num_pages).astype(np.int32)
     page_indices = np.zeros((problem.max_num_seqs, problem.pages_per_seq), np.int32)
     start = 0
-    for row, pages in enumerate(needed):
+    for row, pages in enumerate(_pages_of_sequences(problem, workload)):
         page_indices[row, :pages] = np.take(shuffled, np.arange(start, start + pages), mode="wrap")
         start += pages
     count = len(workload.sequences)
@@ -206,4 +211,4 @@ def place(problem: Problem, workload: Workload, kv_bytes_per_token: int, seed: i
     cu_q_lens = np.zeros(problem.max_num_seqs + 1, np.int32)
     cu_q_lens[1 : count + 1] = np.cumsum([s.q_len for s in workload.sequences])
     cu_q_lens[count + 1 :] = cu_q_lens[count]
-    return Batch(kv_lens, page_indices, cu_q_lens, np.array([count], np.int32), total)
+    return Batch(kv_lens, page_indices, cu_q_lens, np.array([count], np.int32), total_num_pages)

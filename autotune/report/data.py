@@ -17,7 +17,7 @@ from autotune.report import agreement, entries, provenance, regret
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = [*winners.READ_COLUMNS, "autotune", "timer", "device_kind", "host"]
+COLUMNS = [*winners.READ_COLUMNS, "autotune", "device_kind", "host"]
 
 
 class Report(NamedTuple):

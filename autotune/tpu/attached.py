@@ -1,11 +1,12 @@
 """Which TPU is attached to this machine, and if none can be used, why and what to do.
 
-`pci_chips` and `held_by` read files of the kernel and answer in milliseconds. Only where a chip is there and
-free is JAX asked, in a child process: whoever initializes libtpu holds the chips until it exits.
+`accessible_chips` and `held_by` read files of the kernel and answer in milliseconds. Only where a chip is
+there and free is JAX asked, in a child process that takes this one chip until it exits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -13,11 +14,13 @@ import re
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.errors import MachineError, UsageError
-from autotune.tpu import chips
+from autotune.tpu import chip_process, chips
 
 SYSFS_DEVICES = Path("/sys/bus/pci/devices")
 DEV = Path("/dev")
@@ -40,6 +43,7 @@ PCI_DEVICES: dict[str, chips.Generation | None] = {
 }
 
 ASK_SECONDS = 180.0  # libtpu takes 5 to 30 s to start; one that waits for a chip takes for ever
+ASK_CHIPS = 2  # tried: one chip may be broken; if two do not start, it is not the chip
 
 _ASK = """
 import json, jax
@@ -52,13 +56,24 @@ print(json.dumps({"kinds": [d.device_kind for d in devices], "platform": devices
 class Attached:
     """The TPU of this host: its generation, as its device spells itself.
 
-    num_chips: of the host. usable: the numbers of those that may be taken.
+    num_chips: those whose device nodes this process can open. usable: the numbers of those that may be taken
+    and are free, as TPU_VISIBLE_CHIPS has them. devices_per_chip: as JAX lists them in a process that has one
+    chip; 2 on v7x, else 1.
     """
 
     generation: chips.Generation
     device_kind: str
     num_chips: int
     usable: tuple[int, ...]
+    devices_per_chip: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """A chip that this process can open: its number for TPU_VISIBLE_CHIPS, and its device nodes."""
+
+    number: int
+    nodes: tuple[Path, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,21 +87,75 @@ class Holder:
         return f"process {self.pid} ({self.command})"
 
 
-def no_tpu() -> MachineError:
-    """What a user without a TPU is told."""
+def no_tpu(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> MachineError:
+    """What a user without a TPU is told, or with one that this process cannot open."""
+    number = listed_chips(sysfs)
+    if number and not accessible_chips(sysfs, dev):
+        return MachineError(
+            f"this machine lists {number} TPU chips and this process can open no device node of theirs "
+            f"({dev}/vfio/<number> or {dev}/accel<number>): give the container its chips (google.com/tpu in "
+            "Kubernetes, --privileged in docker), or the user the right to read and write the nodes; or "
+            "compile for a generation, such as --target v6e"
+        )
     return MachineError(
         "no TPU is attached to this machine: name a generation to compile for, such as --target v6e, "
         "or run this on a TPU host"
     )
 
 
-def pci_chips(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> int:
-    """How many TPU chips this machine has, without asking JAX: 0 says for sure that there is none.
+def listed_chips(sysfs: Path = SYSFS_DEVICES) -> int:
+    """How many TPU chips sysfs lists, which may be more than this process was given."""
+    return len(_functions(sysfs))
 
-    Containers may hide PCI from sysfs and still pass the device nodes on; those are counted then.
+
+def pci_chips(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> int:
+    """How many TPU chips this process can open, without asking JAX: 0 says for sure that it has none."""
+    return len(accessible_chips(sysfs, dev))
+
+
+def accessible_chips(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> tuple[Chip, ...]:
+    """The TPU chips with a device node that this process can open, in PCI order, numbered from 0.
+
+    A container that was given some of the chips sees all of them in sysfs, and nodes of its own only. A
+    function's node is /dev/accelN on v4, N in its sysfs folder `accel`, and from v5e on /dev/vfio/N, N its
+    IOMMU group. v7x has two nodes a chip (ray-project/ray #65105). Containers may hide PCI from sysfs and
+    still pass accel nodes on; those are chips then.
+
+    What number libtpu gives the one chip of four that a pod was given is not documented. Known: libtpu 0.0.42
+    looks for chips by their nodes, /dev/accel[0-9]* and /dev/vfio/[0-9]*, and only then for the IOMMU groups
+    of those that it may read (its system calls, with one node of four functions made up); Ray numbers the
+    nodes that a pod has from 0; tpu-inference numbers the chips of a host from 0, on v7x too. So the number
+    is the position among the chips with a node. A guess is that libtpu orders them as PCI does: on the hosts
+    whose files were seen the order of the nodes is the same.
     """
-    count = sum(_pci_id(device) in PCI_DEVICES for device in _listed(sysfs) if device.name.endswith(".0"))
-    return count or len(_accel_nodes(dev))
+    found = [nodes for functions in _functions(sysfs).values() if (nodes := _nodes(functions, dev))]
+    found = found or [(n,) for n in _listed(dev) if re.fullmatch(r"accel\d+", n.name) and _can_open(n)]
+    return tuple(Chip(number, nodes) for number, nodes in enumerate(found))
+
+
+def _functions(sysfs: Path) -> dict[str, list[Path]]:
+    """The PCI functions of each TPU chip, in PCI order, by its address without the function's number."""
+    found: dict[str, list[Path]] = {}
+    for function in _listed(sysfs):
+        if _pci_id(function) in PCI_DEVICES:
+            found.setdefault(function.name.rpartition(".")[0], []).append(function)
+    return found
+
+
+def _nodes(functions: list[Path], dev: Path) -> tuple[Path, ...]:
+    nodes: dict[Path, None] = {}
+    for function in functions:
+        nodes |= dict.fromkeys(dev / accel.name for accel in _listed(function / "accel"))
+        try:
+            nodes[dev / "vfio" / (function / "iommu_group").readlink().name] = None
+        except OSError:
+            continue
+    return tuple(filter(_can_open, nodes))
+
+
+def _can_open(node: Path) -> bool:
+    """Asked, not tried: a vfio node can be open once, and a try might keep another process from its chip."""
+    return os.access(node, os.R_OK | os.W_OK)
 
 
 def _pci_id(device: Path) -> str | None:
@@ -105,10 +174,6 @@ def _listed(folder: Path) -> list[Path]:
         return []
 
 
-def _accel_nodes(dev: Path) -> list[Path]:
-    return [path for path in _listed(dev) if re.fullmatch(r"accel\d+", path.name)]
-
-
 def visible_chips(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     """The chips that the environment leaves to this user, as libtpu reads it; None for all.
 
@@ -124,18 +189,25 @@ def visible_chips(environment: Mapping[str, str]) -> tuple[int, ...] | None:
     return None
 
 
-def device_nodes(dev: Path = DEV, visible: tuple[int, ...] | None = None) -> list[Path]:
-    """The device nodes through which a process holds a chip: /dev/accelN, or /dev/vfio/N from v5e on.
+def _usable(here: tuple[Chip, ...], environment: Mapping[str, str], listed: int) -> tuple[Chip, ...]:
+    """Of the chips that this process can open those that the environment leaves to this user."""
+    if paths := environment.get("TPU_VISIBLE_DEVICE_PATHS"):  # which libtpu heeds before the numbers
+        named = {Path(path.strip()) for path in paths.split(",")}
+        if not (chosen := tuple(chip for chip in here if named & set(chip.nodes))):
+            raise UsageError(f"TPU_VISIBLE_DEVICE_PATHS={paths!r} names no chip that this process can open")
+        return chosen
+    visible = visible_chips(environment)
+    if visible is None:
+        return here
+    if len(visible) == len(here) and max(visible) < listed:
+        # As many as there are: whoever gave this process its chips numbered them, and will know how.
+        return tuple(Chip(number, chip.nodes) for number, chip in zip(visible, here, strict=True))
+    if max(visible) >= len(here):
+        raise UsageError(f"TPU_VISIBLE_CHIPS names chip {max(visible)}, and this host has {len(here)}")
+    return tuple(here[number] for number in visible)
 
-    visible: only those of these chips. The numbers of vfio nodes are not those of chips: none is given then.
-    """
-    if visible is not None:
-        return [path for path in _accel_nodes(dev) if int(path.name.removeprefix("accel")) in visible]
-    vfio = [path for path in _listed(dev / "vfio") if path.name.isdecimal()]
-    return _accel_nodes(dev) + vfio
 
-
-def held_by(nodes: list[Path], proc: Path = PROC) -> list[Holder]:
+def held_by(nodes: Collection[Path], proc: Path = PROC) -> list[Holder]:
     """The processes that have one of the nodes open, as far as /proc lets this user look."""
     wanted = set(nodes)
     found = []
@@ -210,60 +282,97 @@ def attached(
     seconds: float = ASK_SECONDS,
     environment: Mapping[str, str] = os.environ,
 ) -> Attached:
-    """The TPU that is attached and free.
+    """The TPU that is attached, and its chips that are free.
 
-    ask: the command that starts JAX on the TPU and prints its devices; seconds: how long it may take.
+    A child process takes one of them, so that it waits for no other host of a slice; the next one, if that
+    chip does not start.
+
+    ask: the command that starts JAX on the chip and prints its devices; seconds: how long it may take.
 
     Raises:
       UsageError: TPU_VISIBLE_CHIPS is no list of chips of this host.
-      MachineError: there is none, it is older than v4, a process holds it, a stale lockfile is in the way,
-        or libtpu does not start; the message says which, and what to do.
+      MachineError: there is none, it is older than v4, processes hold all chips, a stale lockfile is in the
+        way, or libtpu does not start; the message says which, and what to do.
     """
-    num_chips = pci_chips(sysfs, dev)
-    if not num_chips:
-        raise no_tpu()
-    ids = {_pci_id(device) for device in _listed(sysfs)}
-    if "0x0027" in ids:
+    if any(_pci_id(device) == "0x0027" for device in _listed(sysfs)):
         raise MachineError(
             f"the attached TPU is a v2 or v3: {chips.TOO_OLD} Use a v4 or newer, or --target v6e"
         )
-    visible = visible_chips(environment)
-    usable = tuple(range(num_chips)) if visible is None else visible
-    if max(usable) >= num_chips:
-        raise UsageError(f"TPU_VISIBLE_CHIPS names chip {max(usable)}, and this host has {num_chips}")
-    if holders := held_by(device_nodes(dev, visible), proc):
-        raise MachineError(_held(holders))
-    try:
-        done = subprocess.run(
-            ask,
-            env={
-                **environment,
-                "JAX_PLATFORMS": "tpu",
-                "TPU_STDERR_LOG_LEVEL": "3",
-                "TPU_MIN_LOG_LEVEL": "3",
-            },
-            capture_output=True,
-            text=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+    here = accessible_chips(sysfs, dev)
+    if not here:
+        raise no_tpu(sysfs, dev)
+    free = _free(_usable(here, environment, listed_chips(sysfs)), proc)
+    for chip in free[:ASK_CHIPS]:
+        done = _asked(ask, chip.number, environment, seconds)
+        if not done.returncode:
+            break
+    if done.returncode is None:
+        said = chip_process.last_words(f"{done.stdout}\n{done.stderr}") or "libtpu said nothing"
         raise MachineError(
-            f"the TPU did not start within {seconds:.0f} s: see that nothing else uses it "
-            f"(sudo lsof -w {_nodes_to_look_at(dev)}), then run this again"
-        ) from None
+            f"the TPU did not start within {seconds:.0f} s: {said}; see that nothing else uses it "
+            f"({_look_at(chip.nodes)}), then run this again"
+        )
     if done.returncode:
-        raise MachineError(_explain(done.stderr, done.returncode, dev, proc, lockfile))
+        raise MachineError(_explain(done.stderr, done.returncode, chip.nodes, proc, lockfile))
+    kinds, generation = _understood(done.stdout)
+    return Attached(
+        generation=generation,
+        device_kind=kinds[0],
+        num_chips=len(here),
+        usable=tuple(chip.number for chip in free[free.index(chip) :]),
+        devices_per_chip=len(kinds),
+    )
+
+
+def _free(usable: tuple[Chip, ...], proc: Path) -> tuple[Chip, ...]:
+    """The chips that no process holds."""
+    holders = held_by([node for chip in usable for node in chip.nodes], proc)
+    if not holders:
+        return usable
+    if free := tuple(chip for chip in usable if not held_by(chip.nodes, proc)):
+        return free
+    raise MachineError(_held(holders))
+
+
+class _Asked(NamedTuple):
+    """How the child ended; returncode is None for one that was stopped, as it took too long."""
+
+    returncode: int | None
+    stdout: str
+    stderr: str
+
+
+def _asked(ask: tuple[str, ...], chip: int, environment: Mapping[str, str], seconds: float) -> _Asked:
+    variables = chip_process.environment("tpu", chip, chip_process.free_port(), environment)
+    # Files, as what was said until then is still there after a child had to be stopped.
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        returncode: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            returncode = subprocess.run(
+                ask,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                timeout=seconds,
+                check=False,
+            ).returncode
+        said = []
+        for file in (stdout, stderr):
+            file.seek(0)
+            said.append(file.read().decode(errors="replace"))
+    return _Asked(returncode, *said)
+
+
+def _understood(stdout: str) -> tuple[list[str], chips.Generation]:
+    """What the child printed: the kind of each device of the chip, and the generation."""
     try:
-        kinds = json.loads(done.stdout.strip().splitlines()[-1])["kinds"]
-        generation = chips.by_device_kind(kinds[0])
+        kinds: list[str] = json.loads(stdout.strip().splitlines()[-1])["kinds"]
+        return kinds, chips.by_device_kind(kinds[0])
     except UsageError as error:  # the message has JAX's words where the TPU is too old
         raise MachineError(f"the attached TPU cannot be used: {error}") from None
     except (ValueError, LookupError, TypeError):
-        raise MachineError(
-            f"JAX did not say which TPU is attached: it printed {done.stdout[:200]!r}"
-        ) from None
-    return Attached(generation=generation, device_kind=kinds[0], num_chips=num_chips, usable=usable)
+        raise MachineError(f"JAX did not say which TPU is attached: it printed {stdout[:200]!r}") from None
 
 
 def _held(holders: list[Holder]) -> str:
@@ -273,11 +382,11 @@ def _held(holders: list[Holder]) -> str:
     )
 
 
-def _nodes_to_look_at(dev: Path) -> str:
-    return " ".join(map(str, device_nodes(dev))) or "/dev/accel*"
+def _look_at(nodes: Collection[Path]) -> str:
+    return f"sudo lsof -w {' '.join(map(str, nodes))}"
 
 
-def _explain(stderr: str, returncode: int, dev: Path, proc: Path, lockfile: Path) -> str:
+def _explain(stderr: str, returncode: int, nodes: Collection[Path], proc: Path, lockfile: Path) -> str:
     """What libtpu's failure means, in one line; the words looked for are those of libtpu 0.0.42."""
     if match := re.search(r"already in use by process with pid (\d+)", stderr):
         pid = int(match[1])
@@ -290,22 +399,15 @@ def _explain(stderr: str, returncode: int, dev: Path, proc: Path, lockfile: Path
             )
         return (
             "the TPU is held by a process of another user: find it "
-            f"(sudo lsof -w {_nodes_to_look_at(dev)}) and stop it, then run this again"
+            f"({_look_at(nodes)}) and stop it, then run this again"
         )
     if "Device or resource busy" in stderr:
         return (
             "the TPU is held by a process that is not seen from here, or was not yet let go of: find it "
-            f"(sudo lsof -w {_nodes_to_look_at(dev)}), or wait, then run this again"
+            f"({_look_at(nodes)}), or wait, then run this again"
         )
-    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    # The last line of a traceback is the exception itself; an abort has none.
-    said = lines[-1][:300] if lines else f"it ended with status {returncode} and said nothing"
-    variable = blamed(stderr)
-    cure = f"unset {variable}" if variable else "see that libtpu is installed (pip install 'jax[tpu]')"
-    return f"the TPU is attached but JAX cannot start it: {said}; {cure}"
-
-
-def blamed(said: str) -> str | None:
-    """The variable of the environment that a process blames that could not start JAX; None if none."""
-    match = re.search(r"Unknown flags? in (XLA_FLAGS)|(TPU_LOAD_LIBRARY)=", said)
-    return match and (match[1] or match[2])
+    said = chip_process.last_words(stderr) or f"it ended with status {returncode} and said nothing"
+    return (
+        f"the TPU is attached but JAX cannot start it: {said}; see that libtpu is installed "
+        "(pip install 'jax[tpu]')"
+    )

@@ -18,6 +18,10 @@ TOO_OLD = "TPU version must be 4 or higher."
 class Generation:
     """One TPU generation, as the compiler, JAX and JAX's table name it.
 
+    topology_name, chip_config_name: libtpu's names of a topology of one chip, as a process has it that owns
+    one, and of the chip's configuration, None for the default one; MaxText's map of topologies has the same
+    configurations. In "megacore" the two cores of a chip are one device, as JAX lists them on hosts with v4
+    and v5p (jax issue 19493: four devices on a v5p-8). On v7x each core is a device.
     device_kinds: the spellings that JAX's chip_version_from_device_kind knows, plus that of the compile
     target's device where it differs.
     published_name: the first two words of the device_kind, under which JAX's table of jax 0.10 keeps it.
@@ -31,6 +35,7 @@ class Generation:
     version: int
     device_kinds: tuple[str, ...]
     topology_name: str
+    chip_config_name: str | None = None
     chip_version: str
     published_name: str
     clock_hz: float
@@ -53,7 +58,8 @@ V4 = Generation(
     name="v4",
     version=4,
     device_kinds=("TPU v4",),
-    topology_name="v4:2x2x1",
+    topology_name="v4:1x1x1",
+    chip_config_name="megacore",
     chip_version="TPU_V4",
     published_name="TPU v4",
     clock_hz=1.05e9,
@@ -63,7 +69,7 @@ V5E = Generation(
     name="v5e",
     version=5,
     device_kinds=("TPU v5 lite", "TPU v5e"),
-    topology_name="v5e:2x2",
+    topology_name="v5e:1x1",
     chip_version="TPU_V5E",
     published_name="TPU v5",
     clock_hz=1.50e9,
@@ -73,7 +79,8 @@ V5P = Generation(
     name="v5p",
     version=5,
     device_kinds=("TPU v5", "TPU v5p"),
-    topology_name="v5p:2x2x1",
+    topology_name="v5p:1x1x1",
+    chip_config_name="megacore",
     chip_version="TPU_V5P",
     published_name="TPU v5",
     clock_hz=1.75e9,
@@ -83,7 +90,7 @@ V6E = Generation(
     name="v6e",
     version=6,
     device_kinds=("TPU v6 lite", "TPU v6e"),
-    topology_name="v6e:2x2",
+    topology_name="v6e:1x1",
     chip_version="TPU_V6E",
     published_name="TPU v6",
     clock_hz=1.75e9,
@@ -93,7 +100,7 @@ V7X = Generation(
     name="v7x",
     version=7,
     device_kinds=("TPU7x",),
-    topology_name="tpu7x:2x2x1",
+    topology_name="tpu7x:1x1x1",
     chip_version="TPU_7X",
     published_name="TPU7x",
     clock_hz=2.2e9,

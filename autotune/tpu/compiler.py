@@ -17,6 +17,7 @@ from typing import Any
 
 from autotune.kernel.problem import Program
 from autotune.kernel.rpa import COMPILE_TOTAL_PAGES, abstract_arguments, compile_problem, kernel_call
+from autotune.tpu import chip_process
 from autotune.tpu.chips import Generation
 from autotune.tpu.schedule import ListingError, Schedule, dump_flags, read_schedule
 
@@ -32,9 +33,6 @@ _OVERFLOWS = (
 )  # fmt: skip
 MAX_ERROR_CHARS = 500
 MAX_SAID_CHARS = 20_000
-# What a compiling process does not take over from the user: it changes what is compiled, or ends the
-# compiler, which would be recorded as the program's own failure, for all sweeps to come.
-NOT_INHERITED = ("XLA_FLAGS", "TPU_LOAD_LIBRARY")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,21 +73,29 @@ def environment(dump_folder: Path) -> dict[str, str]:
 
 def take_environment(dump_folder: Path) -> None:
     """Make this process's environment that of a compiling one; before it imports jax."""
-    for name in NOT_INHERITED:
-        os.environ.pop(name, None)
+    for name in set(os.environ) - set(chip_process.passed_on(os.environ)):
+        del os.environ[name]
     os.environ.update(environment(dump_folder))
 
 
 @functools.cache
-def target_device(topology_name: str) -> Any:
-    """The first device of a topology that is not attached.
+def target_device(generation: Generation, index: int = 0) -> Any:
+    """A device of a generation's chip that is not attached: of the topology of a process that owns one chip.
+
+    index: of the device among the chip's; 1 only on v7x. Programs of both have the same code, and each names
+    the one that it is for.
 
     Raises:
       RuntimeError or ValueError, from jax: there is no libtpu, or it does not know the topology.
+      IndexError: the chip has fewer devices.
     """
     from jax.experimental import topologies
 
-    return topologies.get_topology_desc(platform="tpu", topology_name=topology_name).devices[0]
+    options: dict[str, Any] = {"chips_per_host_bounds": (1, 1, 1)}  # libtpu's default is 2x2x1
+    if generation.chip_config_name:
+        options["chip_config_name"] = generation.chip_config_name
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=generation.topology_name, **options)
+    return topology.devices[index]
 
 
 def lower(generation: Generation, program: Program) -> Any:
@@ -97,7 +103,7 @@ def lower(generation: Generation, program: Program) -> Any:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    device = target_device(generation.topology_name)
+    device = target_device(generation)
     problem = compile_problem(program.layout, program.blocks)
     arguments = abstract_arguments(problem, COMPILE_TOTAL_PAGES, SingleDeviceSharding(device))
     # Without the default device, tracing asks the CPU which TPU it is and fails.

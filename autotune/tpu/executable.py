@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.kernel.interpret import lower_interpreted
 from autotune.kernel.problem import BlockSizes, Problem, Settings
@@ -24,6 +24,8 @@ class Call:
     """One candidate at the shape at which it is run.
 
     total_num_pages: of the pool. target: name of the generation; None for the CPU, interpreted.
+    device: index of the device among those of the process that will run it, which holds one chip; 1 on the
+    second of v7x's two.
     """
 
     target: str | None
@@ -31,6 +33,7 @@ class Call:
     total_num_pages: int
     blocks: BlockSizes
     settings: Settings
+    device: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,18 +47,19 @@ class Executable:
 def compile_ahead(call: Call) -> Executable:
     """Compile a candidate in a process that does not hold the device it is for.
 
-    For a TPU, the process has the environment of `compiler.environment`.
+    The process has the environment of `compiler.environment`. For the CPU any will do that has the device.
     """
     start = time.perf_counter()
     try:
         import jax
         from jax.experimental import serialize_executable
 
-        device = (
-            target_device(chips.by_name(call.target).topology_name) if call.target else jax.devices("cpu")[0]
-        )
+        if call.target:
+            device = target_device(chips.by_name(call.target), call.device)
+        else:
+            device = jax.devices("cpu")[call.device]
         compiled = _lower(call, device).compile()
-        payload = pickle.dumps(serialize_executable.serialize(compiled))
+        payload = pickle.dumps((_place(device), serialize_executable.serialize(compiled)))
     except (ValueError, AssertionError) as error:  # how the kernel refuses static arguments
         verdict = Compiled(status="invalid", error=first_line(error), seconds=time.perf_counter() - start)
         return Executable(verdict=verdict)
@@ -83,15 +87,45 @@ def _lower(call: Call, device: Any) -> Any:
         return jax.jit(named(kernel_call(call.blocks, call.settings), name)).trace(*arguments).lower()
 
 
+class Place(NamedTuple):
+    """A device and the topology that it is part of, as far as executables for it differ.
+
+    kind: the generation's name, or "cpu". devices: of the topology. cores: of a device, its num_cores on TPUs.
+    number: the device's id.
+    """
+
+    kind: str
+    devices: int
+    cores: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} (devices {self.devices}, cores of each {self.cores}), id {self.number}"
+
+
+def _place(device: Any) -> Place:
+    """Where a device is, attached or not."""
+    if device.platform != "tpu":
+        return Place(device.platform, 1, 1, device.id)  # a CPU's program is the same however it is split
+    kind = chips.by_device_kind(device.device_kind).name
+    return Place(kind, device.client.device_count(), device.num_cores, device.id)
+
+
 def load(payload: bytes, device: Any) -> Callable[..., Any]:
     """An executable of `compile_ahead`, ready to be called on a device of this process.
 
+    The places are compared here because libtpu does not: it takes one of another topology, which then fails
+    when it runs, or ends the process.
+
     Raises:
-      Exception, from jax: it was made for another device, or by another version of the runtime.
+      ValueError: it was made for another place.
+      Exception, from jax: it was made by another version of the runtime.
     """
     from jax.experimental import serialize_executable
 
-    serialized, in_tree, out_tree = pickle.loads(payload)
+    made_for, (serialized, in_tree, out_tree) = pickle.loads(payload)
+    if made_for != (here := _place(device)):
+        raise ValueError(f"the executable is for {made_for}; this device is {here}")
     loaded: Callable[..., Any] = serialize_executable.deserialize_and_load(
         serialized, in_tree, out_tree, backend=device.client, execution_devices=[device]
     )

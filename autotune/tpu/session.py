@@ -1,10 +1,10 @@
-"""The process that owns a device: it runs what it is told over a socket, and may die of it.
+"""The process that owns a chip: it runs what it is told over a socket a device, and may die of it.
 
-    python -m autotune.tpu.session FD PLATFORM
+    python -m autotune.tpu.session FD [FD ...]
 
-Only this process initializes the device. Before anything that the device might not survive it says which
-candidate is next, so that its death can be laid at the right door. An exception out of a run may leave the
-runtime unusable, so it is a death too: the process says what it was, and ends.
+Only this process initializes the chip's devices: one, or two on v7x. Before anything that a device might not
+survive it says which candidate is next, so that the parent knows what it died of. An exception out of a run
+may leave the runtime unusable, so it is a death too: the process says what it was, and ends.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
+
+# How often a thread that waits for the other device of its chip says that it does.
+WAITING_SECONDS = 2.0
 
 # What it is told.
 
@@ -43,11 +46,17 @@ class Load(NamedTuple):
     payload: bytes | None
 
 
-class Time(NamedTuple):
-    """Time candidates on one workload, once for each time that they are named."""
+class Turn(NamedTuple):
+    """One call to time: a workload, by its place among the problem's, and a candidate."""
 
     workload: int
-    order: tuple[BlockSizes, ...]
+    blocks: BlockSizes
+
+
+class Time(NamedTuple):
+    """Time candidates, once for each turn; turns of one workload follow one another."""
+
+    order: tuple[Turn, ...]
 
 
 # What it says.
@@ -57,6 +66,16 @@ class Ready(NamedTuple):
     """The device is there; device_kind as JAX spells it."""
 
     device_kind: str
+
+
+class Waiting(NamedTuple):
+    """The chip's other device has its turn."""
+
+
+class Loading(NamedTuple):
+    """An executable that another process compiled is about to be loaded."""
+
+    blocks: BlockSizes
 
 
 class Began(NamedTuple):
@@ -96,10 +115,13 @@ class Loaded(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """Seconds of each call by candidate, how they were timed, and what went wrong if there are none."""
+    """Seconds of the calls by turn, how they were timed, and what went wrong if there are none.
 
-    seconds: dict[BlockSizes, list[float]]
-    timer: str
+    seconds: may lack turns, where a profile lost their events. timer: None before a clock is decided on.
+    """
+
+    seconds: dict[Turn, list[float]]
+    timer: str | None
     note: str | None
 
 
@@ -112,20 +134,30 @@ class _Current(NamedTuple):
 
 
 class _Session:
-    def __init__(self, connection: Connection) -> None:
+    """One device. lock: of the chip's devices, one at a time loads or runs a candidate."""
+
+    def __init__(self, connection: Connection, device: Any, lock: threading.Lock) -> None:
         import jax
 
+        from autotune.kernel import inputs
+        from autotune.kernel.rpa import named
         from autotune.tpu.compiler import KERNEL_NAME
-        from autotune.tpu.timer import Timer
+        from autotune.tpu.timer import Timer, mark_name
 
         self._connection = connection
-        self._device = jax.devices()[0]
+        self._device = device
+        self._lock = lock
         self._wait: Callable[[Any], Any] = jax.block_until_ready
-        number = getattr(self._device, "local_hardware_id", None)
-        self._timer = Timer(KERNEL_NAME, self._device.id if number is None else number, self._wait)
+        self._marks: list[Callable[[], Any]] = []
+        self._zero = jax.device_put(0.0, device)
+        self._new_mark = lambda section: functools.partial(
+            jax.jit(named(lambda x: x + 1, mark_name(section))), self._zero
+        )
+        self._timer = Timer(KERNEL_NAME, lambda section: self._marks[section](), self._wait)
+        self._inputs = inputs.InputMaker(device)
         self._programs: dict[BlockSizes, Callable[..., Any]] = {}
         self._current: _Current | None = None
-        self.send(Ready(self._device.device_kind))
+        self.send(Ready(device.device_kind))
 
     def send(self, message: NamedTuple) -> None:
         self._connection.send(message)
@@ -136,65 +168,95 @@ class _Session:
         self._programs.clear()
         self._current = None  # its memory is needed for what comes
         self.send(Compiling(None))
-        made = inputs.make_inputs(told.problem, told.workloads, told.seed)
+        made = self._inputs.make(told.problem, told.workloads, told.seed, interpreted=told.target is None)
         expected = [
-            inputs.expected(told.problem, workload, batch, arguments, told.settings)
-            for workload, batch, arguments in zip(told.workloads, made.batches, made.arguments, strict=True)
+            inputs.expected(told.problem, workload, batch, made, told.settings)
+            for workload, batch in zip(told.workloads, made.batches, strict=True)
         ]
+        while len(self._marks) < len(told.workloads):
+            self._marks.append(self._new_mark(len(self._marks)))
+            self._wait(self._marks[-1]())
         self._current = _Current(told, made, expected)
         return Prepared()
 
     def load(self, told: Load) -> Loaded:
-        from autotune.tpu import executable
         from autotune.tpu.compiler import failed
 
         assert self._current is not None
         problem, inputs, expected = self._current
-        program: Callable[..., Any] | None = None
-        compiled = False
-        if told.payload is not None:
-            # One that was made for another runtime is compiled here instead, and the answer says so.
-            with contextlib.suppress(Exception):
-                program = executable.load(told.payload, self._device)
+        program = self._loaded(told)
+        compiled = program is None
         if program is None:
             self.send(Compiling(told.blocks))
-            compiled = True
-            pages = inputs.arguments[0][1].shape[0]
-            call = executable.Call(
-                target=problem.target,
-                problem=problem.problem,
-                total_num_pages=pages,
-                blocks=told.blocks,
-                settings=problem.settings,
-            )
             try:
-                program = executable.compile_here(call, self._device)
+                program = self._compiled(told.blocks)
             except Exception as error:
                 verdict = failed(error, 0.0)
                 return Loaded(verdict.status, verdict.error, compiled)
         for workload, arguments, want in zip(problem.workloads, inputs.arguments, expected, strict=True):
-            self.send(Began(told.blocks))
-            output = self._running(functools.partial(program, *arguments))
+            with self._turn():
+                self.send(Began(told.blocks))
+                output = self._running(functools.partial(program, *arguments))
             if wrong := want.mismatch(output):
                 return Loaded("wrong_result", f"workload {workload.name}: {wrong}", compiled)
         self._programs[told.blocks] = program
         return Loaded("ok", None, compiled)
 
-    def time(self, told: Time) -> Timed:
-        from autotune.kernel.rpa import program_name
+    def _loaded(self, told: Load) -> Callable[..., Any] | None:
+        """The executable that was sent; None if there is none, or it was made for another runtime."""
+        from autotune.tpu import executable
+
+        if told.payload is None:
+            return None
+        with self._turn(), contextlib.suppress(Exception):
+            self.send(Loading(told.blocks))
+            return executable.load(told.payload, self._device)
+        return None
+
+    def _compiled(self, blocks: BlockSizes) -> Callable[..., Any]:
+        from autotune.tpu import executable
 
         assert self._current is not None
-        arguments = self._current.inputs.arguments[told.workload]
-        names = {program_name(blocks): blocks for blocks in told.order}
-        calls = {
-            name: lambda program=self._programs[blocks]: program(*arguments) for name, blocks in names.items()
-        }
-        found = self._running(
-            lambda: self._timer.time(
-                calls, [program_name(b) for b in told.order], lambda name: self.send(Began(names[name]))
-            )
+        problem, inputs, _ = self._current
+        call = executable.Call(
+            target=problem.target,
+            problem=problem.problem,
+            total_num_pages=inputs.arguments[0][1].shape[0],
+            blocks=blocks,
+            settings=problem.settings,
         )
-        return Timed({names[n]: s for n, s in found.seconds.items()}, found.timer, found.note)
+        return executable.compile_here(call, self._device)
+
+    def time(self, told: Time) -> Timed:
+        from autotune.kernel.rpa import program_name
+        from autotune.tpu.timer import Step
+
+        assert self._current is not None
+        arguments = self._current.inputs.arguments
+        turns = {Step(turn.workload, program_name(turn.blocks)): turn for turn in told.order}
+
+        def call(step: Step) -> Any:
+            return self._programs[turns[step].blocks](*arguments[step.section])
+
+        with self._turn():
+            found = self._running(
+                lambda: self._timer.time(
+                    call,
+                    [Step(turn.workload, program_name(turn.blocks)) for turn in told.order],
+                    lambda step: self.send(Began(turns[step].blocks)),
+                )
+            )
+        return Timed({turns[step]: seconds for step, seconds in found.seconds.items()}, *found[1:])
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Have the chip to this device: whatever dies meanwhile, one candidate alone is to blame."""
+        while not self._lock.acquire(timeout=WAITING_SECONDS):
+            self.send(Waiting())
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _running(self, run: Callable[[], Any]) -> Any:
         """What a run gives; if it raises, this process says so and ends."""
@@ -208,26 +270,44 @@ class _Session:
             os._exit(1)  # a poisoned runtime may hang at a regular exit
 
 
-def serve(connection: Connection) -> None:
-    """Do what the connection tells until it is closed."""
+def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
+    """Do what the connection tells of one device until it is closed."""
+    import jax
+
     from autotune.tpu.compiler import first_line
 
-    session = _Session(connection)
-    does: dict[type, Callable[[Any], NamedTuple]] = {
-        Prepare: session.prepare,
-        Load: session.load,
-        Time: session.time,
-    }
-    while True:
-        try:
-            told = connection.recv()
-        except EOFError:
-            return
-        try:
-            answer: NamedTuple = does[type(told)](told)
-        except Exception as error:
-            answer = Failed(first_line(error))
-        session.send(answer)
+    with jax.default_device(device):
+        session = _Session(connection, device, lock)
+        does: dict[type, Callable[[Any], NamedTuple]] = {
+            Prepare: session.prepare,
+            Load: session.load,
+            Time: session.time,
+        }
+        while True:
+            try:
+                told = connection.recv()
+            except EOFError:
+                return
+            try:
+                answer: NamedTuple = does[type(told)](told)
+            except Exception as error:
+                answer = Failed(first_line(error))
+            session.send(answer)
+
+
+def _serve_or_end(connection: Connection, device: Any, lock: threading.Lock) -> None:
+    """`serve`, in a thread of its own; if it fails, the process ends."""
+    from autotune.tpu.compiler import first_line
+
+    code = 0
+    try:
+        serve(connection, device, lock)
+    except BrokenPipeError:
+        pass  # the parent is gone
+    except Exception as error:
+        print(first_line(error), file=sys.stderr, flush=True)
+        code = 1
+    os._exit(code)
 
 
 def _leave_with_parent(parent: int) -> None:
@@ -240,17 +320,21 @@ def _leave_with_parent(parent: int) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
-    code = 0
+    connections = [Connection(int(number)) for number in sys.argv[1:]]
     try:
-        serve(Connection(int(sys.argv[1])))
-    except BrokenPipeError:
-        pass  # the parent is gone
+        import jax
+
+        devices = jax.devices()
+        if len(devices) < len(connections):
+            raise RuntimeError(f"the chip has {len(devices)} devices, not {len(connections)}")
     except Exception as error:
         from autotune.tpu.compiler import first_line
 
         print(first_line(error), file=sys.stderr, flush=True)
-        code = 1
-    os._exit(code)
+        os._exit(1)
+    lock = threading.Lock()
+    for connection, device in zip(connections, devices, strict=False):
+        threading.Thread(target=_serve_or_end, args=(connection, device, lock)).start()
 
 
 if __name__ == "__main__":

@@ -1,148 +1,210 @@
 """Times programs on the device of this process: from a profile of the device, or by the wall clock.
 
-One timer lives as long as the process that owns the device, and keeps to one way of timing: the first
-profiles decide whether this device leaves events in them.
+One timer lives as long as the process that owns the device, and keeps to one clock: the first profiles decide
+which, as soon as they say enough.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from autotune.files import scratch
-from autotune.tpu.trace import (
-    KERNEL_EVENTS,
-    MODULE_EVENTS,
-    WALL_CLOCK,
-    ModuleTimes,
-    TraceError,
-    module_times,
-)
+from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, Run, TraceError, runs
 
 # A device whose first profiles hold no event of it (a CPU, or a profiler that does not work) is timed by the
-# wall clock from then on.
+# wall clock from then on. One whose profiles have programs but never a kernel is timed by whole programs.
+# Profiles lose events, so one of them decides neither.
 EMPTY_PROFILES = 2
+KERNELLESS_PROFILES = 2
+KERNELLESS_RUNS = 6  # in these profiles together, at least
 MAX_PROFILE_BYTES = 1 << 28
 # A batch of calls between two readings of the wall clock lasts about this long: readings cost microseconds.
 BATCH_SECONDS = 0.005
 MAX_BATCH = 32
+# How often a section's mark runs. All of them must be lost from a profile to lose the section.
+MARKS = 3
 
-Name = TypeVar("Name")
+# Only the TensorCores' programs and operations: SparseCores would fill the profile, and events be dropped
+# (tpu-inference pull requests 2538 and 2698). Names and values as in JAX's page on profiling.
+PROFILER_OPTIONS = {
+    "tpu_trace_mode": "TRACE_ONLY_XLA",
+    "tpu_num_sparse_cores_to_trace": 0,
+    "tpu_num_sparse_core_tiles_to_trace": 0,
+}
+
 Call = Callable[[], Any]
 
 
-class Timings(NamedTuple):
-    """Seconds of each call by the program's name, which may be none; how they were taken; what went wrong."""
+class Step(NamedTuple):
+    """One call to time: of which section (calls of one section have the same arguments), and the program."""
 
-    seconds: dict[str, list[float]]
-    timer: str
+    section: int
+    name: str
+
+
+class Timings(NamedTuple):
+    """Seconds of each call, by step; how they were taken; what went wrong.
+
+    seconds: may lack a step, or some of its calls: those whose events were lost. timer: None while no clock
+    is decided on; there are no seconds then.
+    """
+
+    seconds: dict[Step, list[float]]
+    timer: str | None
     note: str | None = None
 
 
 class Timer:
     """Times calls on one device.
 
-    kernel_name: the operation whose events count. device: its number in a profile. wait: blocks until a
-    call's result is there, as jax.block_until_ready does.
+    kernel_name: the operation whose events count. mark: runs a program called `mark_name(section)`, which
+    tells sections of a profile apart. wait: blocks until a call's result is there, as jax.block_until_ready.
+    profile: the bytes of a profile of what it calls. clock: seconds, as time.perf_counter.
     """
 
-    def __init__(self, kernel_name: str, device: int, wait: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        kernel_name: str,
+        mark: Callable[[int], Any],
+        wait: Callable[[Any], Any],
+        profile: Callable[[Callable[[], None]], bytes] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._kernel_name = kernel_name
-        self._device = device
+        self._mark = mark
         self._wait = wait
+        self._profile = profile or profiled
+        self._clock = clock
         self._empty = 0
+        self._kernelless = 0
+        self._kernelless_runs = 0
         self._timer: str | None = None
 
-    def time(self, calls: Mapping[str, Call], order: Sequence[str], began: Callable[[str], None]) -> Timings:
-        """One timing for each name in `order`, in that order.
-
-        calls: by the name of the jitted function, all of them run at least once before. began: told of each
-        name before its call is made, so that whoever watches knows which one did it.
-        """
-        if self._timer is None and self._empty >= EMPTY_PROFILES:
-            self._timer = WALL_CLOCK
-        if self._timer == WALL_CLOCK:
-            return self._by_clock(calls, order, began)
-        note = "the profile holds no event of these programs"
-        try:
-            times = self._profiled(calls, order, began)
-        except TraceError as error:
-            times, note = {}, str(error)
-        if self._timer is None and times:
-            has_kernel = all(all(found.kernel) for found in times.values())
-            self._timer = KERNEL_EVENTS if has_kernel else MODULE_EVENTS
-        if self._timer == KERNEL_EVENTS:
-            seconds = {name: list(found.kernel) for name, found in times.items() if all(found.kernel)}
-        else:
-            seconds = {name: list(found.whole) for name, found in times.items()}
-        if not seconds:
-            # Once there were events, an empty profile is an accident (jax issue 23446): that round is lost,
-            # rather than timed in another way than the rounds before.
-            self._empty += 1
-        return Timings(seconds, self._timer or KERNEL_EVENTS, None if seconds else note)
-
-    def _profiled(
-        self, calls: Mapping[str, Call], order: Sequence[str], began: Callable[[str], None]
-    ) -> dict[str, ModuleTimes]:
-        import jax
-
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # only the device's events are looked at, and host events slow it
-        options.host_tracer_level = 0
-        with scratch("autotune-profile-") as folder:
-            with jax.profiler.trace(folder, profiler_options=options):
-                for name in order:
-                    began(name)
-                    self._wait(calls[name]())
-            times = module_times(_profile_bytes(folder), self._kernel_name)
-        # One visible chip may keep its number of the host: a profile of one device is of ours.
-        mine = times.get(self._device) or (next(iter(times.values())) if len(times) == 1 else {})
-        return {name: mine[name] for name in calls if name in mine}
-
-    def _by_clock(
-        self, calls: Mapping[str, Call], order: Sequence[str], began: Callable[[str], None]
+    def time(
+        self, call: Callable[[Step], Any], order: Sequence[Step], began: Callable[[Step], None]
     ) -> Timings:
-        seconds: dict[str, list[float]] = {}
-        for name in order:
-            began(name)
-            seconds.setdefault(name, []).append(call_seconds(calls[name], self._wait))
-        return Timings(seconds, WALL_CLOCK)
+        """One timing for each step in `order`, in that order; steps of one section follow one another.
+
+        call: runs a step, whose program has run at least once before. began: told of each step before its
+        call is made, so that whoever watches knows which one did it.
+        """
+        if self._timer == WALL_CLOCK:
+            seconds: dict[Step, list[float]] = {}
+            for step in order:
+                began(step)
+                sample = call_seconds(functools.partial(call, step), self._wait, self._clock)
+                seconds.setdefault(step, []).append(sample)
+            return Timings(seconds, WALL_CLOCK)
+        note = "the profile holds no event of these programs"
+        sections = list(dict.fromkeys(step.section for step in order))
+        marks = set(map(mark_name, sections))
+        found: list[Run] = []
+        try:
+            profile = self._profile(lambda: self._run(call, order, began))
+            found = runs(profile, self._kernel_name, marks | {step.name for step in order})
+        except TraceError as error:
+            note = str(error)
+        self._decide([run for run in found if run.name not in marks])
+        seconds = {}
+        for section, run in by_section(found, sections):
+            value = run.kernel_seconds if self._timer == KERNEL_EVENTS else run.seconds
+            if self._timer and value is not None:
+                seconds.setdefault(Step(section, run.name), []).append(value)
+        return Timings(seconds, self._timer, None if seconds else note)
+
+    def _decide(self, found: Sequence[Run]) -> None:
+        """Settle on a clock, once the profiles so far say enough."""
+        if self._timer:
+            return
+        if any(run.kernel_seconds is not None for run in found):
+            self._timer = KERNEL_EVENTS
+            return
+        self._empty += not found
+        self._kernelless += bool(found)
+        self._kernelless_runs += len(found)
+        if self._kernelless >= KERNELLESS_PROFILES and self._kernelless_runs >= KERNELLESS_RUNS:
+            self._timer = MODULE_EVENTS
+        elif self._empty >= EMPTY_PROFILES:
+            self._timer = WALL_CLOCK
+
+    def _run(self, call: Callable[[Step], Any], order: Sequence[Step], began: Callable[[Step], None]) -> None:
+        for section, steps in itertools.groupby(order, key=lambda step: step.section):
+            for _ in range(MARKS):
+                self._wait(self._mark(section))
+            for step in steps:
+                began(step)
+                self._wait(call(step))
 
 
-def call_seconds(call: Call, wait: Callable[[Any], Any]) -> float:
-    """Wall-clock seconds of one call, the cost of starting and of waiting for a batch taken out.
+def mark_name(section: int) -> str:
+    """What the jitted function is called that marks the start of a section."""
+    return f"autotune_section_{section}"
+
+
+def by_section(found: Iterable[Run], sections: Sequence[int]) -> list[tuple[int, Run]]:
+    """The runs, each with the section that it is of.
+
+    found: runs of programs and of marks, in the order in which they ran. sections: in the order in which they
+    were run. Where all marks of a section were lost, the runs before it cannot be told from its own: these
+    are left out.
+    """
+    at = {mark_name(section): place for place, section in enumerate(sections)}
+    pieces: dict[int, list[Run]] = {}
+    place = -1
+    for run in found:
+        if run.name in at:
+            place = at[run.name]
+            pieces.setdefault(place, [])
+        elif place >= 0:
+            pieces[place].append(run)
+    sure = [p for p in pieces if p + 1 in pieces or p + 1 == len(sections)]
+    return [(sections[p], run) for p in sure for run in pieces[p]]
+
+
+def call_seconds(
+    call: Call, wait: Callable[[Any], Any], clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds of one call by the host's clock, the cost of starting and of waiting for a batch taken out.
 
     A batch of n calls takes a + n * b, with a the same for every n: two batches, of n and of 2 n calls, give
     b as their difference over n. For calls much shorter than `a` it is noisy, and may even be negative.
     """
-    start = time.perf_counter()
-    wait(call())
-    single = time.perf_counter() - start
-    size = max(1, min(MAX_BATCH, math.ceil(BATCH_SECONDS / max(single, 1e-9))))
-    return (_batch_seconds(call, wait, 2 * size) - _batch_seconds(call, wait, size)) / size
+
+    def batch(count: int) -> float:
+        start = clock()
+        result = None
+        for _ in range(count):
+            result = call()
+        wait(result)
+        return clock() - start
+
+    size = max(1, min(MAX_BATCH, math.ceil(BATCH_SECONDS / max(batch(1), 1e-9))))
+    return (batch(2 * size) - batch(size)) / size
 
 
-def _batch_seconds(call: Call, wait: Callable[[Any], Any], count: int) -> float:
-    start = time.perf_counter()
-    result = None
-    for _ in range(count):
-        result = call()
-    wait(result)
-    return time.perf_counter() - start
-
-
-def _profile_bytes(folder: Path) -> bytes:
-    """The one profile below a folder that jax.profiler wrote to.
+def profiled(run: Callable[[], None]) -> bytes:
+    """A profile, as jax.profiler takes it, of the device's events while `run` runs.
 
     Raises:
-      TraceError: there is none, or it is larger than 256 MiB.
+      TraceError: the profiler wrote none, or one that is larger than 256 MiB.
     """
-    paths = list(folder.rglob("*.xplane.pb"))
-    if len(paths) != 1:
-        raise TraceError(f"the profiler wrote {len(paths)} profiles, not one")
-    if paths[0].stat().st_size > MAX_PROFILE_BYTES:
-        raise TraceError(f"the profile is larger than {MAX_PROFILE_BYTES} bytes")
-    return paths[0].read_bytes()
+    import jax
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # only the device's events are looked at, and host events slow it
+    options.host_tracer_level = 0
+    options.advanced_configuration = PROFILER_OPTIONS
+    with scratch("autotune-profile-") as folder:
+        with jax.profiler.trace(folder, profiler_options=options):
+            run()
+        paths = list(folder.rglob("*.xplane.pb"))
+        if len(paths) != 1:
+            raise TraceError(f"the profiler wrote {len(paths)} profiles, not one")
+        if paths[0].stat().st_size > MAX_PROFILE_BYTES:
+            raise TraceError(f"the profile is larger than {MAX_PROFILE_BYTES} bytes")
+        return paths[0].read_bytes()

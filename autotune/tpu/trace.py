@@ -3,13 +3,16 @@
 A TPU's plane is called '/device:TPU:n'. Its line 'XLA Modules' has an event for each run of a program, named
 after the jitted function, 'jit_rpa_p8_q32(fingerprint)'; its line 'XLA Ops' has the operations inside, a
 Pallas kernel under the name it was given. Host planes, and lines of other names, are passed over.
+
+Profiles lose events. Whatever is left must not be read as something else, so a run counts only where its
+module has exactly one event of the kernel inside its own span.
 """
 
 from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 MODULES_LINE = "XLA Modules"
@@ -19,38 +22,49 @@ OPS_LINE = "XLA Ops"
 KERNEL_EVENTS = "device trace"
 MODULE_EVENTS = "device trace of the whole program"  # the trace has no event of the kernel itself
 WALL_CLOCK = "wall clock"
+# The most trusted first. Rows of two clocks are never compared.
+CLOCKS = (KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK)
 
 _PLANE = re.compile(r"/device:TPU:([0-9]{1,9})")
 # An operation is called by its HLO text, '%kernel.1 = bf16[...] custom-call(...)', or by its name alone.
 _OPERATION = re.compile(r"%?([^\s=(]+)")
+# ProfileData gives starts as float nanoseconds since 1970, which are exact to 256 ns.
+_ROUNDING_NS = 512.0
 
 
 class TraceError(Exception):
     """The bytes are not a profile that can be read."""
 
 
-class ModuleTimes(NamedTuple):
-    """Seconds of each run of one program, in the order in which they ran.
+class Run(NamedTuple):
+    """One run of a program.
 
-    whole: of all of it. kernel: of the kernel's own events inside; 0.0 for a run that has none.
+    name: of the jitted function. seconds: of all of it. kernel_seconds: of the kernel's event inside; None
+    where there is none, or more than one.
     """
 
-    whole: tuple[float, ...]
-    kernel: tuple[float, ...]
+    name: str
+    seconds: float
+    kernel_seconds: float | None
 
 
 class _Event(NamedTuple):
-    """start: nanoseconds since 1970 as a float, and so only to 256 ns; seconds: its duration, exactly."""
+    """start: nanoseconds since 1970; seconds: its duration, exactly."""
 
     name: str
     start: float
     seconds: float
 
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds * 1e9
 
-def module_times(xspace: bytes, kernel_name: str) -> dict[int, dict[str, ModuleTimes]]:
-    """By the number of the device, and by the jitted function's name, how long its runs took.
 
-    kernel_name: the operation whose events are the kernel's. A profile without a TPU's plane gives {}.
+def runs(xspace: bytes, kernel_name: str, names: Collection[str]) -> list[Run]:
+    """The runs of these programs on one device, in the order in which they ran.
+
+    kernel_name: the operation whose event is the kernel's. names: of the jitted functions. Of several devices
+    it is the one with the most of these runs. A profile without any gives [].
 
     Raises:
       TraceError: the bytes are empty, cut short, or no XSpace.
@@ -65,30 +79,27 @@ def module_times(xspace: bytes, kernel_name: str) -> dict[int, dict[str, ModuleT
         raise TraceError(
             f"the profile of {len(xspace)} bytes cannot be read ({error}): it was cut short, or is no XSpace"
         ) from None
-    found = {}
-    for plane in planes:
-        if match := _PLANE.fullmatch(plane.name):
-            found[int(match[1])] = _plane_times(plane, kernel_name)
-    return found
+    devices = [_plane_runs(plane, kernel_name, names) for plane in planes if _PLANE.fullmatch(plane.name)]
+    return max(devices, key=len, default=[])
 
 
-def _plane_times(plane: Any, kernel_name: str) -> dict[str, ModuleTimes]:
+def _plane_runs(plane: Any, kernel_name: str, names: Collection[str]) -> list[Run]:
     lines = {line.name: line for line in plane.lines if line.name in (MODULES_LINE, OPS_LINE)}
     modules = sorted(_events(lines.get(MODULES_LINE)), key=lambda event: event.start)
     starts = [module.start for module in modules]
-    kernel = [0.0] * len(modules)
+    inside: list[list[float]] = [[] for _ in modules]
     for event in _events(lines.get(OPS_LINE)):
-        # One program runs at a time: an operation is of the last one that had started.
-        at = bisect.bisect_right(starts, event.start) - 1
-        if at >= 0 and _is_kernel(event.name, kernel_name):
-            kernel[at] += event.seconds
-    whole: dict[str, list[float]] = {}
-    inside: dict[str, list[float]] = {}
-    for module, seconds in zip(modules, kernel, strict=True):
+        if not _is_kernel(event.name, kernel_name):
+            continue
+        at = bisect.bisect_right(starts, event.start + _ROUNDING_NS) - 1
+        if at >= 0 and event.end <= modules[at].end + _ROUNDING_NS:
+            inside[at].append(event.seconds)
+    found = []
+    for module, kernels in zip(modules, inside, strict=True):
         name = module.name.partition("(")[0].removeprefix("jit_")
-        whole.setdefault(name, []).append(module.seconds)
-        inside.setdefault(name, []).append(seconds)
-    return {name: ModuleTimes(tuple(whole[name]), tuple(inside[name])) for name in whole}
+        if name in names:
+            found.append(Run(name, module.seconds, kernels[0] if len(kernels) == 1 else None))
+    return found
 
 
 def _events(line: Any) -> Iterator[_Event]:

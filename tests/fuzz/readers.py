@@ -281,11 +281,11 @@ def listing(data: bytes, folder: Path) -> None:
 
 
 def profile(data: bytes, folder: Path) -> None:
-    from autotune.tpu.trace import module_times
+    from autotune.tpu.trace import runs
 
-    for device, programs in module_times(data, "kernel").items():
-        for name, times in programs.items():
-            _require(device >= 0 and len(times.whole) == len(times.kernel), f"{name}: {times}")
+    names = ("rpa_p8_q32", "rpa_p16_q32")
+    for run in runs(data, "kernel", names):
+        _require(run.name in names and run.seconds >= 0, f"{run}")
 
 
 # The data set, and the store of verdicts.

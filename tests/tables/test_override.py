@@ -24,6 +24,7 @@ from autotune.kernel.problem import BlockSizes, Problem, TableKey
 from autotune.kernel.rpa import abstract_arguments
 from autotune.tables import Table, use
 from autotune.tables.dialects import JAX
+from autotune.tpu import chips
 from autotune.tpu.compiler import target_device
 
 own = kernel.get_tuned_block_sizes
@@ -34,7 +35,7 @@ key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
 def table(*blocks):
     return Table(dialect=JAX, devices={"TPU v6e": {key: BlockSizes(*blocks)}})
 
-device = target_device("v6e:2x2")
+device = target_device(chips.V6E)
 arguments = abstract_arguments(key.canonical_problem(8), 64, SingleDeviceSharding(device))
 
 def model(*xs):

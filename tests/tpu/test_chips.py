@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from jax.experimental import topologies
 from jax.experimental.pallas import tpu as pltpu
 
 from autotune.errors import UsageError
 from autotune.tpu import chips
+from autotune.tpu.compiler import target_device
 
 
 def test_every_spelling_that_jax_knows_of_a_generation_is_known() -> None:
@@ -17,10 +17,20 @@ def test_every_spelling_that_jax_knows_of_a_generation_is_known() -> None:
             assert chips.by_device_kind(kind) is generation
 
 
-def test_topologies_report_the_generations_device_kind() -> None:
-    for generation in chips.GENERATIONS.values():
-        devices = topologies.get_topology_desc(platform="tpu", topology_name=generation.topology_name).devices
-        assert devices[0].device_kind == generation.device_kinds[0]
+# Devices of a chip, and cores of each, as JAX lists them in a process that owns one.
+@pytest.mark.parametrize(
+    ("generation", "devices", "cores"),
+    [(chips.V4, 1, 2), (chips.V5E, 1, 1), (chips.V5P, 1, 2), (chips.V6E, 1, 1), (chips.V7X, 2, 1)],
+    ids=str,
+)
+def test_programs_are_compiled_for_one_chip(generation: chips.Generation, devices: int, cores: int) -> None:
+    for index in range(devices):
+        device = target_device(generation, index)
+        assert device.device_kind == generation.device_kinds[0]
+        assert device.client.device_count() == devices and device.num_cores == cores
+        assert (device.id, device.core_on_chip, list(device.coords)) == (index, index, [0, 0, 0])
+    with pytest.raises(IndexError):
+        target_device(generation, devices)
 
 
 def test_hardware_is_jaxs_own() -> None:
