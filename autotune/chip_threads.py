@@ -65,9 +65,9 @@ class ChipThreads:
         return len(self._slots)
 
     @property
-    def loads(self) -> bool:
-        """Whether any device takes executables that others compiled."""
-        return any(slot.loads for slot in self._slots)
+    def refused(self) -> list[str]:
+        """Why devices take no executables that others compiled, of those that do not."""
+        return [slot.refused for slot in self._slots if slot.refused]
 
     def start(self) -> None:
         for slot in self._slots:

@@ -136,6 +136,7 @@ class DeviceSweep:
                     self._handle(self._come())
         finally:
             self._chips.close()
+        self._summary.refused = next(iter(self._chips.refused), None)
         self._summary.left_out = sum(map(len, self._search.waiting.values()))
         return self._summary
 
@@ -244,7 +245,7 @@ class DeviceSweep:
     def _put(self, asked: Asked) -> None:
         """Executables come before schedules, and those of a job before those of the jobs after it."""
         job = asked.job
-        if not self._chips.loads:  # the device will compile them itself
+        if len(self._chips.refused) == len(self._chips):  # the devices will compile them themselves
             for blocks in asked.wanted:
                 asked.store.add(blocks, Executable(verdict=Compiled(status="ok")))
             return

@@ -251,10 +251,10 @@ class KeyTiming:
         for blocks, entry in list(self._active.items()):
             if entry.loaded:
                 continue
-            payload = entry.executable.payload if self._slot.loads else None
+            payload = None if self._slot.refused else entry.executable.payload
             loaded = device.load(blocks, payload)
-            if loaded.compiled and payload is not None:
-                self._slot.loads = False
+            if loaded.refused:
+                self._slot.refused = loaded.refused
             if loaded.status == "ok":
                 entry.loaded, entry.compiled_here = True, loaded.compiled
             else:
@@ -399,7 +399,7 @@ class KeyTiming:
         if died.bystander:
             return
         if died.loading:  # the executable is to blame, which another process compiled
-            self._slot.loads = False
+            self._slot.refused = died.said
             return
         blamed = self._active.get(died.blocks) if died.blocks else None
         if died.blocks is None or blamed is None:

@@ -84,7 +84,7 @@ def programs_folder() -> Path:
 
 def _environment(platform: str, chip: int, num_devices: int) -> dict[str, str]:
     own = chip_process.environment(platform, chip, chip_process.free_port(), os.environ)
-    # The reference is computed there. On a busy host BLAS threads wait for one another: 1.9 s a key for 0.2 s.
+    # The reference is computed there. On a busy host BLAS threads wait for one another: 1.9 s a key, not 0.2.
     own["OPENBLAS_NUM_THREADS"] = "1"
     if platform == "cpu":  # compiling for it costs nothing, and its programs are of one CPU model
         return own | {"JAX_NUM_CPU_DEVICES": str(num_devices)}

@@ -18,8 +18,8 @@ class Slot:
     chip: the chip's number on its host. host: the host's name; None for this one. index: of the device among
     its chip's. start: gives a device, or raises DeviceDied. sleep: waits so many seconds.
 
-    loads: whether executables that other processes compiled are sent to the device. After one that did not
-    load, or that killed the process while it was loaded, none is: the device compiles its own.
+    refused: why no executables of other processes are sent to the device, if none are: one did not load, or
+    killed the process while it was loaded. The device then compiles its own.
     """
 
     host: str | None = None
@@ -33,7 +33,7 @@ class Slot:
     ) -> None:
         self.chip = chip
         self.index = index
-        self.loads = True
+        self.refused: str | None = None
         self._start = start
         self._sleep = sleep
         self._device: Device | None = None

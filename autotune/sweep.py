@@ -38,7 +38,7 @@ class Summary:
     meanwhile: elsewhere, candidates that it recorded; learned, those that were recorded here.
 
     Of a sweep on a device: timings, candidates newly timed, by status and once a workload; clocks, what timed
-    them; compiled_here, those whose executable did not load.
+    them; compiled_here, those whose executable did not load; refused, why the first of those did not.
     """
 
     statuses: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -51,6 +51,7 @@ class Summary:
     timings: Counter[str] = dataclasses.field(default_factory=Counter)
     clocks: Counter[str] = dataclasses.field(default_factory=Counter)
     compiled_here: int = 0
+    refused: str | None = None
 
 
 class Progress(contextlib.AbstractContextManager["Progress"], Protocol):

@@ -347,11 +347,14 @@ def test_an_executable_that_kills_its_loader_is_the_last_that_is_sent() -> None:
     assert {r.status for r in found} == {"ok"} and all(r.compiled_here for r in found)
     assert script.started == 2 and sum(pauses) == RESTART_SECONDS[0]
     assert [payload for _, payload in script.loaded] == [b"", *[None] * len(MANY)]
-    assert not slot.loads
+    assert slot.refused == "killed"
 
 
 def test_an_executable_that_does_not_load_is_the_last_that_is_sent() -> None:
-    script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=lambda b, p: Loaded("ok", None, compiled=True))
+    def refuse(blocks: BlockSizes, payload: bytes | None) -> Loaded:
+        return Loaded("ok", None, compiled=True, refused=None if payload is None else "of another chip")
+
+    script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=refuse)
     found = time_scripted(script, job(MANY, shortlist=EVERY))
     assert {r.status for r in found} == {"ok"} and script.started == 1
     assert [payload for _, payload in script.loaded] == [b"", *[None] * (len(MANY) - 1)]
@@ -367,7 +370,7 @@ def test_a_candidate_that_kills_the_device_while_it_runs_says_nothing_of_executa
     script = Script(known(dict.fromkeys(MANY, 0.001)), on_load=load)
     slot = Slot(0, script.start, sleep=lambda seconds: None)
     found = time_key(slot, job(MANY, shortlist=EVERY), executables(lambda blocks: ANY), RULE)
-    assert {r.status for r in found} == {"ok"} and slot.loads
+    assert {r.status for r in found} == {"ok"} and not slot.refused
     assert {blocks for blocks, payload in script.loaded if payload is None} == {MANY[1]}
 
 

@@ -74,7 +74,7 @@ def payloads() -> dict[BlockSizes, bytes]:
 def test_loads_compares_and_times(owner: Owner, payloads: dict[BlockSizes, bytes]) -> None:
     assert owner.device_kind == "cpu"
     for blocks in (SMALL, LARGE):
-        assert owner.load(blocks, payloads[blocks]) == ("ok", None, False)
+        assert owner.load(blocks, payloads[blocks]) == ("ok", None, False, None)
     for _ in range(EMPTY_PROFILES):
         assert owner.time([Turn(0, SMALL)]).seconds == {}
     found = owner.time([Turn(1, SMALL), *[Turn(0, LARGE)] * 2, *[Turn(0, SMALL)] * 3])
@@ -90,8 +90,9 @@ def test_loads_compares_and_times(owner: Owner, payloads: dict[BlockSizes, bytes
 
 
 def test_compiles_itself_where_loading_fails(owner: Owner, payloads: dict[BlockSizes, bytes]) -> None:
-    assert owner.load(SMALL, payloads[SMALL][:-100]) == ("ok", None, True)
-    assert owner.load(LARGE, None) == ("ok", None, True)
+    loaded = owner.load(SMALL, payloads[SMALL][:-100])
+    assert loaded[:3] == ("ok", None, True) and "truncated" in (loaded.refused or "")
+    assert owner.load(LARGE, None) == ("ok", None, True, None)
     loaded = owner.load(BlockSizes(8, 16), None)  # more pages than a sequence has
     assert loaded.status != "ok" and "must be in range" in (loaded.error or "")
     assert owner.load(SMALL, payloads[SMALL]).status == "ok"  # the owner is as it was

@@ -26,7 +26,7 @@ from autotune.commands.resumable import resumable
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Settings
-from autotune.terminal import say, shown
+from autotune.terminal import printable, say, shown
 
 if TYPE_CHECKING:
     from autotune.devices import Devices
@@ -351,10 +351,10 @@ def _report(
             f"newly {devices.timing.source} (a candidate on a workload each): {counts}{clocks}", err=True
         )
         if summary.compiled_here:
-            click.echo(
+            why = f" ({printable(summary.refused)})" if summary.refused else ""
+            say(
                 f"{summary.compiled_here} of them with an executable that the device compiled itself, as the "
-                "one compiled ahead did not load",
-                err=True,
+                f"one compiled ahead did not load{why}"
             )
     for line in accounts(summary, plan):
         say(line)

@@ -90,8 +90,8 @@ def _lower(call: Call, device: Any) -> Any:
 class Place(NamedTuple):
     """A device and the topology that it is part of, as far as executables for it differ.
 
-    kind: the generation's name, or "cpu". devices: of the topology. cores: of a device, its num_cores on TPUs.
-    number: the device's id.
+    kind: the generation's name, or "cpu". devices: of the topology.
+    cores: of each device, its num_cores on a TPU. number: the device's id.
     """
 
     kind: str

@@ -107,11 +107,13 @@ class Prepared(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """status: ok, wrong_result, or why it did not compile here; compiled: whether it had to."""
+    """status: ok, wrong_result, or why it did not compile here. compiled: whether it had to. refused: why the
+    executable that was sent did not load."""
 
     status: str
     error: str | None
     compiled: bool
+    refused: str | None = None
 
 
 class Timed(NamedTuple):
@@ -184,7 +186,7 @@ class _Session:
 
         assert self._current is not None
         problem, inputs, expected = self._current
-        program = self._loaded(told)
+        program, refused = self._loaded(told)
         compiled = program is None
         if program is None:
             self.send(Compiling(told.blocks))
@@ -192,26 +194,29 @@ class _Session:
                 program = self._compiled(told.blocks)
             except Exception as error:
                 verdict = failed(error, 0.0)
-                return Loaded(verdict.status, verdict.error, compiled)
+                return Loaded(verdict.status, verdict.error, compiled, refused)
         for workload, arguments, want in zip(problem.workloads, inputs.arguments, expected, strict=True):
             with self._turn():
                 self.send(Began(told.blocks))
                 output = self._running(functools.partial(program, *arguments))
             if wrong := want.mismatch(output):
-                return Loaded("wrong_result", f"workload {workload.name}: {wrong}", compiled)
+                return Loaded("wrong_result", f"workload {workload.name}: {wrong}", compiled, refused)
         self._programs[told.blocks] = program
-        return Loaded("ok", None, compiled)
+        return Loaded("ok", None, compiled, refused)
 
-    def _loaded(self, told: Load) -> Callable[..., Any] | None:
-        """The executable that was sent; None if there is none, or it was made for another runtime."""
+    def _loaded(self, told: Load) -> tuple[Callable[..., Any] | None, str | None]:
+        """The executable that was sent, if it loads; else why not, if one was sent."""
         from autotune.tpu import executable
+        from autotune.tpu.compiler import first_line
 
         if told.payload is None:
-            return None
-        with self._turn(), contextlib.suppress(Exception):
-            self.send(Loading(told.blocks))
-            return executable.load(told.payload, self._device)
-        return None
+            return None, None
+        try:
+            with self._turn():
+                self.send(Loading(told.blocks))
+                return executable.load(told.payload, self._device), None
+        except Exception as error:  # it was made for another runtime or topology
+            return None, first_line(error)
 
     def _compiled(self, blocks: BlockSizes) -> Callable[..., Any]:
         from autotune.tpu import executable
