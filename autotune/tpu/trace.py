@@ -105,7 +105,8 @@ def _plane_runs(plane: Any, kernel_name: str, names: Collection[str]) -> list[Ru
 def _events(line: Any) -> Iterator[_Event]:
     if line is not None:
         for event in line.events:
-            yield _Event(event.name, event.start_ns, event.duration_ns * 1e-9)
+            if event.duration_ns > 0:  # a damaged profile can hold others
+                yield _Event(event.name, event.start_ns, event.duration_ns * 1e-9)
 
 
 def _is_kernel(event_name: str, kernel_name: str) -> bool:
