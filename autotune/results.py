@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune import files, folders
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, MachineError, UsageError
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
@@ -221,13 +221,19 @@ def append(folder: Folder, rows: Iterable[Mapping[str, Any]]) -> str | None:
     Returns the name of their file, None where there are no rows.
 
     Raises:
-      UsageError: the folder cannot be made or written. MachineError: its bucket does not take them.
+      UsageError: the folder cannot be made or written. MachineError: its bucket does not take them, or they
+        are rows that `read` would refuse.
     """
     import pyarrow as pa
 
     table = pa.Table.from_pylist([dict(r) for r in rows], schema=schema())
     if not table.num_rows:
         return None
+    if wrong := flaw(table, SCHEMA_VERSION):
+        raise MachineError(
+            f"a result that autotune itself could not read back ({wrong}) was not written; what is recorded "
+            "so far is kept: please report this, with the command"
+        )
     name = f"rows-{uuid.uuid4().hex}.parquet"
     folders.publish(folder, name, parquet(table))
     return name

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from autotune.kernel.problem import DTYPE_BITS, MOST, SETTING_RANGES, BlockSizes, TableKey
+from autotune.kernel.problem import DTYPE_BITS, LOOP_DEPTHS, MOST, SETTING_RANGES, BlockSizes, TableKey
 from autotune.terminal import printable
 from autotune.tpu.chips import GENERATIONS
 
@@ -38,7 +38,6 @@ _RANGES: dict[str, tuple[float, float, bool]] = {
     **dict.fromkeys(["vmem_used_bytes", "smem_used_bytes", "needed_bytes", "limit_bytes"], (0, 2**50, True)),
 }
 _CYCLES = (0, 2**40)
-_DEPTHS = 4
 _SAMPLES = (-1e15, 1e15)
 # Microseconds since 1970: 2000 to 2200, which every calendar on the way can hold.
 _TIMES = (946_684_800_000_000, 7_258_118_400_000_000)
@@ -92,8 +91,8 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
         if name == "cycles":
             lengths = set(pc.unique(pc.list_value_length(column)).to_pylist()) - {None}
             flat = pc.list_flatten(column)
-            if lengths - {_DEPTHS} or flat.null_count or _beyond(flat, *_CYCLES) is not None:
-                return f"a row whose cycles are not {_DEPTHS} counts"
+            if lengths - {LOOP_DEPTHS} or flat.null_count or _beyond(flat, *_CYCLES) is not None:
+                return f"a row whose cycles are not {LOOP_DEPTHS} counts"
     if {"status", "latency_us"} <= set(table.column_names):
         # Such as a NaN that pandas has written, as null: the candidate would count as tried, and never win.
         for status in pc.unique(table["status"].filter(pc.is_null(table["latency_us"]))).to_pylist():

@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from autotune.files import user_folder
 from autotune.kernel import rpa
-from autotune.kernel.problem import Program
+from autotune.kernel.problem import LOOP_DEPTHS, Program
 from autotune.results import Tools
 from autotune.terminal import printable
 from autotune.tpu.compiler import Compiled
@@ -32,7 +32,6 @@ VERSION = 1
 # A compile that took too long or crashed may go well next time; these are the compiler's last word.
 LASTING = frozenset({"ok", "vmem_oom", "smem_oom", "compile_error", "invalid"})
 BUSY_SECONDS = 10.0
-_DEPTHS = 4  # loop depths of the kernel
 _MOST, _MOST_SECONDS = 2**40, 1e9
 
 
@@ -130,7 +129,7 @@ def program_id(target: str, tools: Tools, program: Program) -> str:
         dataclasses.asdict(tools),
         dataclasses.asdict(program),
         dataclasses.asdict(compiled_at),
-        rpa.COMPILE_TOTAL_PAGES,
+        rpa.compile_total_pages(program.layout),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -155,7 +154,7 @@ def _sound(verdict: Compiled) -> bool:
     schedule = verdict.schedule
     counts = [verdict.needed_bytes, verdict.limit_bytes]
     if schedule is not None:
-        if len(schedule.cycles) != _DEPTHS or not all(map(_is_count, schedule.cycles)):
+        if len(schedule.cycles) != LOOP_DEPTHS or not all(map(_is_count, schedule.cycles)):
             return False
         counts += [schedule.vmem_bytes, schedule.smem_bytes]
     return (

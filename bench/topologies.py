@@ -20,9 +20,9 @@ from typing import Any
 
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
 from autotune.kernel.rpa import (
-    COMPILE_TOTAL_PAGES,
     abstract_arguments,
     compile_problem,
+    compile_total_pages,
     kernel_call,
     published_table,
 )
@@ -51,8 +51,6 @@ TOPOLOGIES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 PAGES, QUERIES = (1, 2, 4, 8), (32, 64)
 MOST_SECONDS = 3.0  # expected of one compile
-# Smaller pools move to the VMEM of v7x, whose listing then has another loop, for either topology.
-LEAST_V7X_POOL = 32 * MIB
 SAME, BUT_DEPTH_0 = "same", "but for depth 0"
 
 
@@ -83,12 +81,8 @@ def programs(generation: chips.Generation, number: int, seed: int) -> list[Progr
 
 
 def _suits(generation: chips.Generation, program: Program) -> bool:
-    layout = program.layout
-    pool = COMPILE_TOTAL_PAGES * layout.page_size * layout.kv_bytes_per_token
-    return (
-        expected_compile_seconds(program) <= MOST_SECONDS
-        and not scratch_overflow(generation, program, named=False)
-        and (generation is not chips.V7X or pool >= LEAST_V7X_POOL)
+    return expected_compile_seconds(program) <= MOST_SECONDS and not scratch_overflow(
+        generation, program, named=False
     )
 
 
@@ -98,7 +92,7 @@ def compiled(device: Any, program: Program, dump: Path) -> Compiled:
     from jax.sharding import SingleDeviceSharding
 
     problem = compile_problem(program.layout, program.blocks)
-    arguments = abstract_arguments(problem, COMPILE_TOTAL_PAGES, SingleDeviceSharding(device))
+    arguments = abstract_arguments(problem, compile_total_pages(program.layout), SingleDeviceSharding(device))
     try:
         with jax.default_device(device):
             jax.jit(kernel_call(program.blocks, program.settings)).trace(*arguments).lower().compile()

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from autotune import gather, plan, results
-from autotune.errors import UsageError
+from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
 from autotune.tpu.chips import V6E
@@ -277,3 +277,10 @@ def test_a_verdict_without_its_cycles_is_compiled_anew(cycles: list[int] | None)
     table = pa.Table.from_pylist([make_row(**schedule)], schema=results.schema())
     found = plan.known(plan.Request(generation=V6E, keys=(KEY,)), table.to_pandas(), TOOLS)
     assert len(found) == (cycles is not None)
+
+
+def test_rows_that_a_reader_would_refuse_are_not_written(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row()])
+    with pytest.raises(MachineError, match=r"could not read back \(a row whose cycles are not 4 counts\)"):
+        results.append(tmp_path, [make_row(pages=4), make_row(pages=16, cycles=[1, 2, 3, 4, 5])])
+    assert len(results.read(tmp_path)) == 1

@@ -94,6 +94,16 @@ def pool_pages(problem: Problem, workloads: Sequence[Workload], interpreted: boo
     return min(most, max(problem.pages_per_seq, *(pages_needed(problem, batch) for batch in workloads)))
 
 
+def block_shape(problem: Problem, total: int) -> tuple[int, int, int, int]:
+    """Shape of the distinct pages of a pool of `total`: [n, page_size, 2 * num_kv_heads, head_dim].
+
+    n is odd where they are repeated, so that repeated pages line up with nothing.
+    """
+    page = (problem.page_size, 2 * problem.num_kv_heads, problem.head_dim)
+    count = max(1, BLOCK_VALUES // math.prod(page))
+    return (count - 1 + count % 2 if count < total else total, *page)
+
+
 class InputMaker:
     """Makes the inputs of one problem after the other on a device; keeps the last pool for the next one."""
 
@@ -128,17 +138,14 @@ class InputMaker:
     def _pool_of(self, problem: Problem, total: int, seed: int) -> _Pool:
         import jax
 
-        page = (problem.page_size, 2 * problem.num_kv_heads, problem.head_dim)
-        made_for = ((total, *page), problem.kv_dtype, seed)
+        shape = block_shape(problem, total)
+        made_for = ((total, *shape[1:]), problem.kv_dtype, seed)
         if self._pool is None or self._pool.made_for != made_for:
             self._pool = None  # its memory is needed
-            count = max(1, BLOCK_VALUES // math.prod(page))
-            if count < total:
-                count -= 1 - count % 2  # odd: repeated pages line up with nothing
-            block = _normal((min(count, total), *page), problem.kv_dtype, [seed, 1])
+            block = _normal(shape, problem.kv_dtype, [seed, 1])
             pages = self._put(block)
-            if count < total:
-                pages = jax.jit(functools.partial(_repeated, total=total))(pages)
+            if len(block) < total:
+                pages = jax.jit(functools.partial(repeated, total=total))(pages)
             self._pool = _Pool(made_for, block.astype(np.float32), pages)
         return self._pool
 
@@ -160,7 +167,7 @@ def _queries(problem: Problem, seed: int) -> Any:
     return np.resize(values, shape)
 
 
-def _repeated(block: Any, total: int) -> Any:
+def repeated(block: Any, total: int) -> Any:
     """[total, ...]: page p is block[p % n]; traced.
 
     A loop over single pages: libtpu compiles it in half a CPU second at most, for every published layout and

@@ -37,6 +37,11 @@ SETTING_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+# Depths of the kernel's schedule: a call, a query block, a sequence's visit to it, a KV block. A schedule with
+# more or fewer is of another program than the cost model knows.
+LOOP_DEPTHS = 4
+
+
 def next_power_of_2(x: int) -> int:
     """The smallest power of two that is at least x; x must be positive."""
     if x <= 0:

@@ -15,7 +15,9 @@ from autotune.kernel.problem import BlockSizes, Layout, Problem, Program, Settin
 COMPILE_TOKENS = 1024
 COMPILE_PAGES_PER_SEQ = 16
 COMPILE_NUM_SEQS = 128
-COMPILE_TOTAL_PAGES = 1024
+LEAST_COMPILE_PAGES = 1024
+# XLA may move a pool that fits VMEM there, which makes another program of the kernel. No TPU has this much.
+LEAST_COMPILE_POOL_BYTES = 256 << 20
 
 
 def compile_problem(layout: Layout, blocks: BlockSizes) -> Problem:
@@ -31,6 +33,12 @@ def compile_problem(layout: Layout, blocks: BlockSizes) -> Problem:
         pages_per_seq=max(COMPILE_PAGES_PER_SEQ, blocks.num_kv_pages_per_blk),
         max_num_seqs=COMPILE_NUM_SEQS,
     )
+
+
+def compile_total_pages(layout: Layout) -> int:
+    """Pages of the pool at which a layout's programs are compiled."""
+    page_bytes = layout.page_size * layout.kv_bytes_per_token
+    return max(LEAST_COMPILE_PAGES, -(-LEAST_COMPILE_POOL_BYTES // page_bytes))
 
 
 def static_arguments(blocks: BlockSizes | None, settings: Settings) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from autotune.kernel.problem import Program
-from autotune.kernel.rpa import COMPILE_TOTAL_PAGES, abstract_arguments, compile_problem, kernel_call
+from autotune.kernel.problem import LOOP_DEPTHS, Program
+from autotune.kernel.rpa import abstract_arguments, compile_problem, compile_total_pages, kernel_call
 from autotune.tpu import chip_process
 from autotune.tpu.chips import Generation
 from autotune.tpu.schedule import ListingError, Schedule, dump_flags, read_schedule
@@ -105,7 +105,7 @@ def lower(generation: Generation, program: Program) -> Any:
 
     device = target_device(generation)
     problem = compile_problem(program.layout, program.blocks)
-    arguments = abstract_arguments(problem, COMPILE_TOTAL_PAGES, SingleDeviceSharding(device))
+    arguments = abstract_arguments(problem, compile_total_pages(program.layout), SingleDeviceSharding(device))
     # Without the default device, tracing asks the CPU which TPU it is and fails.
     with jax.default_device(device):
         return jax.jit(kernel_call(program.blocks, program.settings)).trace(*arguments).lower()
@@ -124,13 +124,21 @@ def compile_program(generation: Generation, program: Program, dump_folder: Path)
     try:
         lowered.compile()
         seconds = time.perf_counter() - start
-        return Compiled(status="ok", schedule=read_schedule(dump_folder, KERNEL_NAME), seconds=seconds)
+        return judged(read_schedule(dump_folder, KERNEL_NAME), seconds)
     except ListingError as error:
         return Compiled(status="compile_error", error=first_line(error), seconds=time.perf_counter() - start)
     except Exception as error:  # XlaRuntimeError, MosaicError: jax has no public class over all of them
         return failed(error, time.perf_counter() - start)
     finally:
         clear(dump_folder)
+
+
+def judged(schedule: Schedule, seconds: float) -> Compiled:
+    """The verdict that a schedule amounts to: one that the cost model does not know has no latency."""
+    if (depths := len(schedule.cycles)) != LOOP_DEPTHS:
+        said = f"the schedule has {depths} loop depths, not {LOOP_DEPTHS}: the cost model does not know it"
+        return Compiled(status="compile_error", error=said, seconds=seconds)
+    return Compiled(status="ok", schedule=schedule, seconds=seconds)
 
 
 def failed(error: Exception, seconds: float) -> Compiled:
