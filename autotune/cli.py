@@ -38,6 +38,7 @@ COMMANDS = {
     "check": "Check a table: keys no call finds, entries that do not fit or are slow.",
     "diff": "Compare tables, and say what each one's choices cost.",
     "cache": "Show or empty the store of compile results.",
+    "confirm": "Check on a TPU, in ten minutes, what was never run on one.",
     "doctor": "Say what works on this machine, what does not, and what to type.",
     "completion": "Print the script by which a shell completes autotune's words.",
 }

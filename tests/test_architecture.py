@@ -72,6 +72,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.device_sweep",),
     (
         "autotune.commit",
+        "autotune.confirm",
         "autotune.verdicts",
         "autotune.check_formats",
         "autotune.diff_formats",
@@ -79,7 +80,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "autotune.explain_formats",
         "autotune.report.",
     ),
-    ("autotune.doctor_probe",),
+    ("autotune.doctor_probe", "autotune.confirm_formats"),
     ("autotune.doctor_checks",),
     ("autotune.doctor_machine",),
     ("autotune.doctor",),

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from autotune.files import scratch
-from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, Run, TraceError, runs
+from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, Run, TraceError, contents, runs
 
 # A device whose first profiles hold no event of it (a CPU, or a profiler that does not work) is timed by the
 # wall clock from then on. One whose profiles have programs but never a kernel is timed by whole programs.
@@ -107,6 +107,8 @@ class Timer:
         try:
             profile = self._profile(lambda: self._run(call, order, began))
             found = runs(profile, self._kernel_name, marks | {step.name for step in order})
+            if not self._timer and not any(run.kernel_seconds for run in found):
+                note = f"the profile holds no kernel of these programs, but {contents(profile)}"
         except TraceError as error:
             note = str(error)
         self._decide([run for run in found if run.name not in marks])

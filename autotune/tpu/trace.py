@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import bisect
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ MODULE_EVENTS = "device trace of the whole program"  # the trace has no event of
 WALL_CLOCK = "wall clock"
 # The most trusted first. Rows of two clocks are never compared.
 CLOCKS = (KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK)
+
+NAMES_SHOWN = 4  # of a line's events
+MAX_NAME_CHARS = 40
 
 _PLANE = re.compile(r"/device:TPU:([0-9]{1,9})")
 # An operation is called by its HLO text, '%kernel.1 = bf16[...] custom-call(...)', or by its name alone.
@@ -81,6 +85,21 @@ def runs(xspace: bytes, kernel_name: str, names: Collection[str]) -> list[Run]:
         ) from None
     devices = [_plane_runs(plane, kernel_name, names) for plane in planes if _PLANE.fullmatch(plane.name)]
     return max(devices, key=len, default=[])
+
+
+def contents(xspace: bytes) -> str:
+    """What a profile holds, for a person who looks for the kernel: planes; of devices lines and events."""
+    from jax.profiler import ProfileData
+
+    found = []
+    for plane in ProfileData.from_serialized_xspace(xspace).planes:
+        lines = []
+        for line in plane.lines if plane.name.startswith("/device:") else ():
+            if events := Counter(event.name[:MAX_NAME_CHARS] for event in line.events):
+                names = ", ".join(name for name, _ in events.most_common(NAMES_SHOWN))
+                lines.append(f"{line.name!r} ({events.total()}: {names})")
+        found.append(f"{plane.name!r} with {'; '.join(lines)}" if lines else repr(plane.name))
+    return ", ".join(found) or "no plane"
 
 
 def _plane_runs(plane: Any, kernel_name: str, names: Collection[str]) -> list[Run]:

@@ -35,7 +35,8 @@ def test_falls_back_to_the_wall_clock_where_profiles_stay_empty() -> None:
     for number in range(EMPTY_PROFILES):
         found = timer.time(lambda step: calls[step.name](), order, began.append)
         decided = WALL_CLOCK if number == EMPTY_PROFILES - 1 else None
-        assert found == ({}, decided, "the profile holds no event of these programs")
+        assert (found.seconds, found.timer) == ({}, decided)
+        assert found.note is not None and found.note.startswith("the profile holds no kernel of these")
     assert began == order * EMPTY_PROFILES
     found = timer.time(lambda step: calls[step.name](), order, began.append)
     assert found.timer == WALL_CLOCK and found.note is None
@@ -130,6 +131,17 @@ def test_programs_without_kernels_in_two_profiles_are_timed_as_a_whole() -> None
     timer = timer_of(modules, modules)
     assert times(timer, *[Step(0, "a")] * 3) == ({}, None)
     assert times(timer, *[Step(0, "a")] * 3) == ({Step(0, "a"): [32, 42, 52]}, MODULE_EVENTS)
+
+
+def test_what_a_profile_holds_is_told_where_the_kernel_is_not_found() -> None:
+    """As for a TPU whose profiles call things otherwise than is known here."""
+    lines: dict[str, list[Event]] = {"XLA Modules": [("jit_other(1)", 0, 9)], "Ops": [("fusion.1", 0, 5)] * 3}
+    timer = timer_of(xspace([("/host:CPU", {}), ("/device:TPU:0", lines)]))
+    found = timer.time(lambda step: None, ORDER, lambda step: None)
+    assert found.note == (
+        "the profile holds no kernel of these programs, but '/host:CPU', '/device:TPU:0' with "
+        "'XLA Modules' (1: jit_other(1)); 'Ops' (3: fusion.1)"
+    )
 
 
 def test_profiles_that_cannot_be_read_are_as_empty_ones() -> None:
