@@ -35,7 +35,7 @@ GATHER_SECONDS = 10.0
 # A profile of a round stays short: one of 30 s and more may come back empty (jax issue 23446). Starting and
 # stopping one may cost more than what it holds, so the first has enough samples for 1% at 1% of noise.
 ROUND_SECONDS = 0.5
-FIRST_REPEATS = 16
+FIRST_REPEATS = 24
 MAX_REPEATS = 48
 # Without a single timing after this many times --max-seconds, there will be none.
 PATIENCE = 3.0

@@ -465,6 +465,7 @@ def account(preset: Preset, timings: Sequence[Timing], found: Measured) -> Accou
     compiled = pools * mean(found.pools.values()) + found.marks
     terms = (
         Term(COMPILES, compiled, f"measured: {pools} pools, kept on disk; 3 marks", each_chip=True),
+        Term(REFERENCES, 0.0, "none, the host computes them"),
         Term("values of the pool, host", host.pool * keys, "measured; once a key, if layouts alternate"),
         Term("queries and page tables, host", host.queries * keys, "measured"),
         Term("reference, host", host.reference * keys, "measured, one core"),
@@ -535,7 +536,7 @@ def account_before(preset: Preset, path: Path) -> Account:
     mean_pool, compiled = mean(seconds["pool"]), len(seconds["pool"])
     terms = (
         Term(COMPILES, made, f"{shapes}; a pool {mean_pool:.0f} s, measured on {compiled}", each_chip=True),
-        Term(REFERENCES, references, f"measured on {compiled} keys; {cut} programs cut off"),
+        Term(REFERENCES, references, f"measured on {compiled} keys; {cut} program{'s' * (cut != 1)} cut off"),
         *common(preset, timings),
     )
     return summed(preset, timings, terms)
