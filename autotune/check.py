@@ -9,17 +9,21 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.kernel.problem import DTYPE_BITS, BlockSizes, Program, Settings, TableKey, next_power_of_2
+from autotune.kernel.problem import BlockSizes, Program, Settings, TableKey, next_power_of_2
 from autotune.scoreboard import Scoreboard
-from autotune.tables.dialects import JAX
+from autotune.tables import rules
+from autotune.tables.keys import call_of
 from autotune.tables.table import Key, Table
 from autotune.tpu.chips import GENERATIONS, MIB
 from autotune.tpu.compiler import Compiled
 
 # Kinds of findings in the order of a report, each with what it says of one or of several.
 KINDS = {
+    "unread": "a table that nothing reads any more",
+    "empty": "no rows",
     "shared-name": "names that two generations share: each gets the rows meant for the other",
-    "unknown-device": "names that no generation's look-up asks for",
+    "unknown-device": "names that the look-up never asks for",
+    "not-consulted": "names that the look-up asks for where it never consults the rows",
     "unreachable": "keys that no call finds: a look-up rounds them to another key",
     "malformed": "keys that no look-up builds",
     "untileable": "keys with heads that the kernel never has in one block",
@@ -34,12 +38,12 @@ KINDS = {
 class Finding:
     """One thing that is wrong.
 
-    key is None for what concerns a whole device. replacement: the key that this one should be. line: of the
-    table's file, where there is one. detail: further values, for json.
+    key is None for what concerns a whole device, and device too for the whole table. replacement: the key
+    that this one should be. line: of the table's file, where there is one. detail: further values, for json.
     """
 
     kind: str
-    device: str
+    device: str | None
     message: str
     key: Key | None = None
     line: int | None = None
@@ -70,25 +74,22 @@ class Report:
 
 
 def static_findings(table: Table) -> Iterator[Finding]:
-    """What can be said without compiling: of names, keys that no call finds, repeats, values too large."""
+    """What can be said without compiling: of names, keys that no call finds, repeats, values too large.
+
+    Where the table's look-up is not known, nothing is said of what only a look-up decides.
+    """
+    if table.rule and table.rule.unread:
+        yield Finding(
+            kind="unread",
+            device=None,
+            message=f"{table.rule.whose} reads it no more since {table.rule.unread}",
+            detail={"since": table.rule.unread},
+        )
+    if not table.devices:
+        yield Finding(kind="empty", device=None, message="the table has no device, and so no row")
     for device, rows in table.devices.items():
-        generations = table.dialect.generations(device)
-        if len(generations) > 1:
-            yield Finding(
-                kind="shared-name",
-                device=device,
-                message=f"{device!r} is what the look-up asks for on {' and '.join(generations)}: their "
-                f"kernels compile differently, and one of them gets {len(rows)} rows not tuned for it",
-                detail={"generations": list(generations), "rows": len(rows)},
-            )
-        elif not generations:
-            yield Finding(
-                kind="unknown-device",
-                device=device,
-                message=f"{device!r} is the name of no generation in the {table.dialect} dialect: it knows "
-                + ", ".join(map(repr, table.dialect.written.values())),
-            )
-        rounded = Counter(simple for key in rows if (simple := table.dialect.simplify(key)) != key)
+        yield from _device_findings(table, device)
+        rounded = Counter(simple for key in rows if (simple := _simplified(table, key)) != key)
         for key, blocks in rows.items():
             yield from _row_findings(table, device, key, blocks, rounded)
     for repeat in table.repeats:
@@ -101,14 +102,58 @@ def static_findings(table: Table) -> Iterator[Finding]:
         )
 
 
+def _device_findings(table: Table, device: str) -> Iterator[Finding]:
+    """Of one name: what it is asked for on, and whether there is anything under it."""
+    make = functools.partial(Finding, device=device)
+    rows, rule, meant = table.devices[device], table.rule, table.dialect.generations(device)
+    if not rows:
+        yield make(kind="empty", message=f"{device!r} has no rows")
+    if rule is None:
+        if not meant:
+            known = ", ".join(map(repr, table.dialect.written.values()))
+            yield make(
+                kind="unknown-device",
+                message=f"{device!r} is the name of no generation in the {table.dialect} dialect: it knows "
+                + known,
+            )
+        return
+    owners = rule.owners(device)
+    if not owners:
+        asked = ", ".join(f"{' or '.join(map(repr, names))} on {g}" for g, names in rule.asks.items())
+        means = f" (it means {' or '.join(meant)})" if meant else ""
+        yield make(
+            kind="unknown-device",
+            message=f"the look-up {rule} never asks for {device!r}{means}: it asks for {asked}",
+        )
+    elif rule.skips.issuperset(owners):
+        yield make(
+            kind="not-consulted",
+            message=f"{device!r}: the look-up {rule} never consults rows on {' and '.join(owners)}",
+        )
+    elif len(owners) > 1 and not rule.nearest:
+        yield make(
+            kind="shared-name",
+            message=f"{device!r} is what the look-up asks for on {' and '.join(owners)}: their "
+            f"kernels compile differently, and one of them gets {len(rows)} rows not tuned for it",
+            detail={"generations": list(owners), "rows": len(rows)},
+        )
+
+
+def _simplified(table: Table, key: Key) -> Key | None:
+    """The key that its look-up makes of a key; the key itself where the look-up is not known."""
+    if table.rule:
+        return table.rule.simplify(key)
+    return None if call_of(key) is None else key
+
+
 def _row_findings(
     table: Table, device: str, key: Key, blocks: BlockSizes, rounded: Counter[Key | None]
 ) -> Iterator[Finding]:
     """Of one row. rounded: by simplified key, how many rows of the device are not it but rounded to it."""
     line = table.lines.get((device, key))
     make = functools.partial(Finding, device=device, key=key, line=line)
-    simple = table.dialect.simplify(key)
-    if simple is None or not _known_dtypes(table, key):
+    simple = _simplified(table, key)
+    if simple is None:
         yield make(kind="malformed", message=f"{tuple(key)}: a part of it is nothing that a look-up writes")
         return
     if simple != key:
@@ -122,7 +167,7 @@ def _row_findings(
             message=f"{tuple(key)} is looked up as {tuple(simple)}, which is {there}",
             detail={"replacement_value": list(other) if other else None},
         )
-    elif isinstance(key, TableKey) and not _heads_in_one_block(*key[:4]):
+    elif isinstance(key, TableKey) and not _tiled(table, key):
         yield make(
             kind="untileable",
             message=f"{tuple(key)}: no call has {key[2]} query and {key[3]} KV heads in one block",
@@ -141,11 +186,6 @@ def _row_findings(
             )
 
 
-def _known_dtypes(table: Table, key: Key) -> bool:
-    dimensions = table.dialect.dimensions(key)
-    return dimensions["q_dtype"] in DTYPE_BITS and dimensions["kv_dtype"] in DTYPE_BITS
-
-
 def _pages(dimensions: dict[str, Any]) -> int | None:
     length = dimensions.get("max_model_len")
     return None if length is None else max(1, -(-length // dimensions["page_size"]))
@@ -153,6 +193,22 @@ def _pages(dimensions: dict[str, Any]) -> int | None:
 
 def _tokens(dimensions: dict[str, Any]) -> int | None:
     return dimensions.get("max_num_batched_tokens", dimensions.get("max_num_tokens"))
+
+
+def _tiled(table: Table, key: TableKey) -> bool:
+    """Whether some call has a key's heads in one block, as its look-up rounds them."""
+    heads = key[:4]
+    return _one_block(*heads) or (table.rule is not rules.UNROUNDED and _heads_in_one_block(*heads))
+
+
+@functools.cache
+def _one_block(q_dtype: str, kv_dtype: str, q_heads: int, kv_heads: int) -> bool:
+    """Whether the installed kernel puts these very heads in one block."""
+    from autotune.kernel.tiling import heads_per_blk
+
+    if q_heads > 4096 or kv_heads > 4096 or q_heads % kv_heads:
+        return False
+    return heads_per_blk(q_heads, kv_heads, q_dtype, kv_dtype) == (q_heads, kv_heads)
 
 
 @functools.cache
@@ -177,7 +233,7 @@ def programs_of(table: Table, generation: str, settings: Settings) -> dict[Progr
     """
     out: dict[Program, list[TableKey]] = {}
     for key, blocks in table.rows_of(generation).items():
-        if JAX.simplify(key) != key or not _known_dtypes(table, key) or not _heads_in_one_block(*key[:4]):
+        if _simplified(table, key) != key or not _tiled(table, key):
             continue
         if key.num_q_heads_per_blk % key.num_kv_heads_per_blk:
             continue
@@ -244,7 +300,7 @@ def slow_findings(
     for generation in generations:
         device = table.device_of(generation)
         for key, blocks in table.rows_of(generation).items():
-            if JAX.simplify(key) != key:
+            if _simplified(table, key) != key:
                 continue
             best = board.best(generation, key)
             score = board.score(generation, key, blocks)

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 from autotune.check import KINDS, Finding, Report
+from autotune.tables.rules import Rule
 from autotune.terminal import counted, printable
 
 WIDTH = 80
@@ -27,6 +28,14 @@ def heading(report: Report) -> str:
     source = table.provenance.get("source")
     values = f", values {str(source).upper()}" if source else ""
     return f"{table.shown}: {table.dialect} dialect, {counted(len(table), 'key')} ({devices}){values}"
+
+
+def look_up(report: Report) -> str:
+    """One line: whose look-up the keys were judged by."""
+    rule = report.table.rule
+    if rule is None:
+        return "its look-up is not known, so which keys a call finds is not judged: --lookup NAME chooses one"
+    return f"judged by the look-up {rule}: of {rule.history}"
 
 
 def verdicts(report: Report) -> list[str]:
@@ -49,21 +58,21 @@ def conclusion(report: Report) -> str:
     return f"{counted(len(report.findings), 'finding')}: {kinds}"
 
 
-def _by_device(found: list[Finding]) -> dict[str, list[Finding]]:
-    devices: dict[str, list[Finding]] = {}
+def _by_device(found: list[Finding]) -> dict[str | None, list[Finding]]:
+    devices: dict[str | None, list[Finding]] = {}
     for finding in found:
         devices.setdefault(finding.device, []).append(finding)
     return devices
 
 
 def _text(report: Report, show_all: bool) -> str:
-    lines = [*_wrapped(heading(report), "")]
+    lines = [*_wrapped(heading(report), ""), *_wrapped(look_up(report), "")]
     for kind, found in report.by_kind().items():
         lines += ["", *_wrapped(f"{len(found)} {kind}: {KINDS[kind]}", "")]
         for device, some in _by_device(found).items():
             shown = some if show_all else some[:EXAMPLES]
-            rows = len(report.table.devices[device])
-            if some[0].key is not None:
+            if device is not None and some[0].key is not None:
+                rows = len(report.table.devices[device])
                 lines.append(f"  {printable(device)}: {len(some)} of {rows}")
             for finding in shown:
                 where = f"line {finding.line}: " if finding.line else ""
@@ -86,7 +95,7 @@ def _wrapped(text: str, indent: str) -> list[str]:
 
 
 def _markdown(report: Report, show_all: bool) -> str:
-    lines = [f"**{_escaped(heading(report))}**", "", conclusion(report), ""]
+    lines = [f"**{_escaped(heading(report))}**", "", _escaped(look_up(report)), "", conclusion(report), ""]
     for kind, found in report.by_kind().items():
         lines += [f"### {len(found)} {kind}", "", f"{KINDS[kind].capitalize()}.", ""]
         for some in _by_device(found).values():
@@ -122,6 +131,7 @@ def _json(report: Report, show_all: bool) -> str:
     out = {
         "table": table.origin,
         "dialect": str(table.dialect),
+        "lookup": _rule(table.rule),
         "provenance": dict(table.provenance),
         "rows": {device: len(rows) for device, rows in table.devices.items()},
         "counts": dict(Counter(f.kind for f in report.findings)),
@@ -131,6 +141,13 @@ def _json(report: Report, show_all: bool) -> str:
         "findings": findings,
     }
     return json.dumps(out, indent=1) + "\n"
+
+
+def _rule(rule: Rule | None) -> dict[str, str | None] | None:
+    if rule is None:
+        return None
+    names = ("name", "whose", "since", "until", "unread")
+    return {name: getattr(rule, name) for name in names}
 
 
 def _github(report: Report, show_all: bool) -> str:
@@ -149,7 +166,7 @@ def _github(report: Report, show_all: bool) -> str:
             lines.append(f"::error {','.join(properties)}::{_data(finding.message)}")
         if len(shown) < len(found):
             lines.append(f"::warning ::{len(found) - len(shown)} more {kind} findings are not shown")
-    lines.append(f"::notice ::{_data(heading(report) + '; ' + conclusion(report))}")
+    lines.append(f"::notice ::{_data('; '.join((heading(report), look_up(report), conclusion(report))))}")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from autotune.errors import MachineError, UsageError
+from autotune.errors import MachineError, UsageError, first_line
 
 CONNECT_SECONDS = 10.0
 
@@ -133,5 +133,4 @@ def _no_cluster(address: str, error: Exception) -> str:
             "this machine is no node of a Ray cluster: start one (ray start --head), join one "
             "(ray start --address HEAD:6379), or take --ray-address local"
         )
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return f"the Ray cluster ({address}) cannot be joined from this machine: {first[:300]}"
+    return f"the Ray cluster ({address}) cannot be joined from this machine: {first_line(error)[:300]}"

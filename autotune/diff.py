@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from autotune.errors import UsageError
+from autotune.incumbents import incumbent
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.scoreboard import Scoreboard
 from autotune.tables.dialects import JAX
 from autotune.tables.table import Key, Rows, Table
+from autotune.tpu.chips import GENERATIONS
 
 
 class Change(NamedTuple):
@@ -67,6 +69,19 @@ def compare(before: Table, after: Table) -> list[DeviceDiff]:
     else:
         pairs = list(_paired(before, after))
     return [_compare_rows(before, after, *pair) for pair in pairs]
+
+
+def answers_for(published: Table, others: Sequence[Table]) -> Table:
+    """What JAX answers today for the keys of other tables: its published value, or else its default.
+
+    published: the installed JAX's own table. Of a generation of which no other table has rows it holds none.
+    """
+    devices: dict[str, dict[TableKey, BlockSizes]] = {}
+    for name in dict.fromkeys(name for table in others for name in table.generations()):
+        keys = dict.fromkeys(key for table in others for key in table.rows_of(name))
+        now = {key: incumbent(GENERATIONS[name], key) for key in keys}
+        devices[JAX.written[name]] = {key: pairs.published or pairs.default for key, pairs in now.items()}
+    return dataclasses.replace(published, devices=devices, lines={}, repeats=())
 
 
 def _paired(before: Table, after: Table) -> Iterable[tuple[str | None, str | None]]:

@@ -13,6 +13,7 @@ from autotune.diff import DeviceDiff, Dimension, Regret, dimensions, directions
 from autotune.kernel.problem import BlockSizes
 from autotune.tables.table import Key, Table
 from autotune.terminal import printable, shown
+from autotune.tpu.chips import MIB
 
 EXAMPLES = 10  # of added, removed and changed keys each, unless all are wanted
 DIMENSIONS = 3  # that are shown, the most telling ones
@@ -23,7 +24,8 @@ VALUES = 12  # of a dimension
 class Comparison:
     """Tables, the differences of each two of them, and what their choices cost, where rows tell.
 
-    rows: where the rows are; sources: which of measured and modelled their latencies are.
+    rows: where the rows are; sources: which of measured and modelled their latencies are; vmem_limit_bytes:
+    that of the rows, None for the compiler's own.
     """
 
     tables: Sequence[Table]
@@ -31,6 +33,7 @@ class Comparison:
     regrets: Mapping[tuple[int, str], Regret]
     rows: str | None = None
     sources: Sequence[str] = ()
+    vmem_limit_bytes: int | None = None
 
     @property
     def differs(self) -> bool:
@@ -164,9 +167,13 @@ def _regrets(comparison: Comparison, mark: bool) -> list[str]:
         return []
     generations = sorted({generation for _, generation in comparison.regrets})
     sources = " and ".join(comparison.sources).upper()
+    limit = comparison.vmem_limit_bytes
+    at = f"a VMEM limit of {limit / MIB:g} MiB" if limit else "the compiler's own VMEM limit"
     lines = _heading("what each table's choices cost on each generation", mark)
     lines += [
-        *_folded(f"mean over the keys, above the best pair of {shown(comparison.rows)} ({sources})", mark),
+        *_folded(
+            f"mean over the keys, above the best pair of {shown(comparison.rows)} ({sources}, at {at})", mark
+        ),
         *([""] if mark else []),
     ]
     rows, notes = [], []
@@ -243,4 +250,5 @@ def _json(comparison: Comparison) -> dict[str, object]:
         ],
         "rows": comparison.rows,
         "sources": list(comparison.sources),
+        "vmem_limit_bytes": comparison.vmem_limit_bytes,
     }

@@ -195,7 +195,7 @@ def kernel(needed: list[Need], probe: Probe) -> Check:
     answer = probe.answers.get("kernel")
     if answer is None:
         said = probe.errors.get("kernel", "it said nothing")
-        if "ModuleNotFoundError" in said or "ImportError" in said:
+        if "No module named" in said or "cannot import name" in said:
             text = f"jax {version} does not ship {KERNEL_MODULE} ({said})"
         else:
             text = f"{KERNEL_MODULE} of jax {version} cannot be imported: {said}"

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import first_line
+
 SECONDS = 120.0  # all of it takes 1.6 s on two cores; a cold disk or a network one takes longer
 MARK = "autotune-probe "
 # In the order in which they are said; each needs those before it.
@@ -82,8 +84,7 @@ def answer() -> None:
         try:
             said = {"answer": say()}
         except Exception as error:  # whatever a broken installation raises
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            said = {"error": f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"}
+            said = {"error": first_line(error)[:300]}
         print(MARK + json.dumps({"stage": stage, **said}), flush=True)
         if "error" in said and stage in ("jax", "kernel"):
             return
@@ -146,12 +147,12 @@ def _vmem() -> dict[str, int]:
 def _generations() -> dict[str, dict[str, str]]:
     """By generation, the device_kind of its compile target, or why libtpu has none."""
     from autotune.tpu import chips
-    from autotune.tpu.compiler import first_line, target_device
+    from autotune.tpu.compiler import target_device
 
     found = {}
     for generation in chips.GENERATIONS.values():
         try:
             found[generation.name] = {"device_kind": target_device(generation).device_kind}
         except Exception as error:
-            found[generation.name] = {"error": f"{type(error).__name__}: {first_line(error)}"[:300]}
+            found[generation.name] = {"error": first_line(error)[:300]}
     return found

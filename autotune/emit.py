@@ -15,10 +15,9 @@ from autotune.incumbents import incumbents_of, uncompared
 from autotune.kernel import rpa
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.merge import Merged, Tables, tables_of
-from autotune.tables import jax_module
+from autotune.tables import jax_module, load
 from autotune.tables import source as source_module
-from autotune.tables.convert import convert
-from autotune.tables.dialects import JAX, Dialect
+from autotune.tables.dialects import JAX
 from autotune.tables.table import Table
 from autotune.terminal import counted, typed
 from autotune.tpu.chips import GENERATIONS, MIB
@@ -27,20 +26,19 @@ from autotune.unfinished import Begun
 if TYPE_CHECKING:
     import pandas as pd
 
-_TITLE = "Tuned block sizes for ragged paged attention on TPU. Written by tpu-autotune."
+_ROWS_TITLE = (
+    "Tuned block sizes for ragged paged attention on TPU, rows to paste into the TUNED_BLOCK_SIZES of "
+    "jax.experimental.pallas.ops.tpu.ragged_paged_attention.tuned_block_sizes. Written by tpu-autotune."
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Emitted:
-    """A file's text, its rows, and what a conversion did to them (None without one).
-
-    sources: how many values come from where, before the conversion.
-    """
+    """A file's text, its rows, and how many values come from where."""
 
     text: str
     rows: int
     sources: Mapping[str, int]
-    conversion: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,13 +134,12 @@ def emit(
     won: Winners | pd.DataFrame,
     *,
     allow_modelled: bool,
-    dialect: Dialect = JAX,
     names: str = "autotune",
 ) -> Emitted:
     """A table file; the same text for the same values.
 
-    dialect: jax, or another to convert to. names: of the devices in the jax dialect: 'autotune' for a module
-    that stands in for JAX's and tells all generations apart, 'jax' for a patch to JAX's own table.
+    names: of the devices: 'autotune' for a module that stands in for JAX's and tells all generations apart,
+    'jax' for rows to paste into JAX's own table.
 
     Raises:
       UsageError: the rows are not measured and that is not allowed, are interpreted, or hold more than one
@@ -152,7 +149,7 @@ def emit(
     lines = won.lines
     require_known(lines, won.base, allow_modelled)
     by_place = won.sources()
-    if names == "jax" and dialect is JAX:
+    if names == "jax":
         devices, owners = _under_jaxs_names(won)
         held = Counter(
             (name, by_place[owners[name], key] if name in owners else won.base_source)
@@ -167,15 +164,12 @@ def emit(
     source = results.MODELLED if results.MODELLED in sources else ", ".join(sorted(sources))
     provenance = _provenance(won, held, source)
     stated = {"source": source, **{f"note_{i}": line for i, line in enumerate(provenance, 1)}}
-    if dialect is not JAX:
-        kernel = "JAX's ragged paged attention kernel, which is not this stack's"
-        stated = {"source": source, "tuned_for": kernel, **stated}
-        converted = convert(won.tables, dialect, stated)
-        text = source_module.render(converted.table, _TITLE)
-        return Emitted(text, len(converted.table), sources, str(converted))
     if names == "jax":
+        rule = load("jax").rule
+        if rule:
+            stated[source_module.LOOKUP] = rule.name
         table = Table(dialect=JAX, devices=devices, provenance=stated)
-        return Emitted(source_module.render(table, _TITLE), len(table), sources)
+        return Emitted(source_module.render(table, _ROWS_TITLE), len(table), sources)
     limit = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
     text = jax_module.render(won.tables, source, provenance, limit)
     return Emitted(text, held.total(), sources)

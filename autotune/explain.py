@@ -13,7 +13,9 @@ from autotune.kernel import workload
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.tiling import explain_untileable, heads_per_blk, table_key
 from autotune.scoreboard import Scoreboard
-from autotune.tables.dialects import JAX, call_key
+from autotune.tables import rules
+from autotune.tables.dialects import JAX
+from autotune.tables.keys import Call
 from autotune.tables.lookup import DEFAULT, Answer, LookUp
 from autotune.tables.table import Key, Table
 from autotune.tpu.chips import Generation
@@ -30,14 +32,19 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What one table says of a call. answer is None for a table whose kernel is not JAX's; then value is what
-    its own key holds, None if it holds nothing."""
+    """What one table says of a call, by its own look-up.
+
+    device: the name that is asked for, where the table has it. key, value: None where the look-up refuses
+    the call. row: whether a row has the value; else it is the default. answer: None for a table whose kernel
+    is not JAX's.
+    """
 
     table: Table
     device: str | None
-    key: Key
-    answer: Answer | None
+    key: Key | None
+    row: bool
     value: BlockSizes | None
+    answer: Answer | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +114,16 @@ def explain(
 ) -> Explanation:
     """What each table says of a call on a generation, and the best pair that rows know of for its key.
 
-    JAX's own table is looked up as JAX does: on v4 not at all, and a missing key has JAX's default. Others
-    are looked up as `autotune.tables` does, which tries the nearest key of the layout first.
+    Each is looked up as its own look-up does; what comes with this package and results folders as
+    `autotune.tables` does, which alone tries the nearest key of the layout.
 
     Raises:
       UsageError: the kernel cannot tile the heads.
     """
     steps, key = steps_of(problem, generation.name)
-    said = [_said(table, problem, key, generation) for table in tables]
+    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    assert heads is not None
+    said = [_said(table, problem, heads, settings, generation) for table in tables]
     best = None
     if board is not None and (found := board.best(generation.name, key)):
         clamped = found[0].clamped(problem.pages_per_seq, problem.max_num_batched_tokens)
@@ -122,17 +131,29 @@ def explain(
     return Explanation(problem, generation, settings, steps, key, said, best)
 
 
-def _said(table: Table, problem: Problem, key: TableKey, generation: Generation) -> Said:
-    device = table.device_of(generation.name)
-    if table.dialect is not JAX:
-        own = table.dialect.asked(call_key(table.dialect, problem))
-        assert own is not None
-        return Said(table, device, own, None, table.rows_of(generation.name).get(own))
-    published = table.provenance.get("source") == "published"
-    consulted = None if published and generation.version == 4 else table
-    look_up = LookUp(consulted, generation.name, generation.version, nearest=not published)
-    answer = look_up.answer(key, problem.pages_per_seq, problem.max_num_batched_tokens)
-    return Said(table, device, key, answer, None if answer.origin == DEFAULT else answer.value)
+def _said(
+    table: Table, problem: Problem, heads: tuple[int, int], settings: Settings, generation: Generation
+) -> Said:
+    """heads: of a block of JAX's kernel. Tables of other kernels are asked with those of the call."""
+    of_jax = table.dialect is JAX
+    call = Call(
+        problem.q_dtype,
+        problem.kv_dtype,
+        *(heads if of_jax else (problem.num_q_heads, problem.num_kv_heads)),
+        problem.head_dim,
+        problem.page_size,
+        problem.max_num_batched_tokens,
+        problem.max_model_len,
+        settings.sliding_window,
+    )
+    if of_jax:
+        look_up = LookUp(table, generation.name, generation.version)
+        answer = look_up.answer(call)
+        return Said(table, look_up.device, answer.key, answer.origin != DEFAULT, answer.value, answer)
+    found = rules.of(table).find(table, generation.name, call)
+    if found is None:
+        return Said(table, None, None, False, None)
+    return Said(table, found.device, found.key, found.row, found.value)
 
 
 def program(explanation: Explanation, blocks: BlockSizes) -> Program:

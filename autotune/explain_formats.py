@@ -11,7 +11,9 @@ from autotune.check import said as failure_text
 from autotune.explain import Cost, Explanation, Said
 from autotune.kernel.problem import BlockSizes
 from autotune.kernel.tiling import heads_per_blk
+from autotune.tables import rules
 from autotune.tables.lookup import DEFAULT, EXACT, NEAREST
+from autotune.tables.rules import Rule
 from autotune.tpu.chips import MIB
 
 WIDTH = 80
@@ -56,10 +58,11 @@ def _title(said: Said) -> str:
 
 def _said(explanation: Explanation, said: Said) -> list[str]:
     title = _title(said)
+    rule = rules.of(said.table)
     limit = said.table.provenance.get("vmem_limit_bytes")
     if said.answer is None:
-        value = "no such row" if said.value is None else _pair(said.value)
-        return [f"{title}: {value}", f"  key {tuple(said.key)}", "  of another kernel than JAX's"]
+        key = [f"  key {tuple(said.key)}"] if said.key else []
+        return [f"{title}: {_other(said)}", *key, "  of another kernel than JAX's", *_by(said, rule)]
     answer = said.answer
     if answer.origin == EXACT:
         lines = [f"{title}: {_pair(answer.value)}, this key"]
@@ -68,19 +71,49 @@ def _said(explanation: Explanation, said: Said) -> list[str]:
         lines = [
             f"{title}: {_pair(answer.value)}, {_doublings(answer.distance)} away",
             f"  nearest of this layout: {tuple(answer.found)}",
+            f"  by {rule}; no other look-up tries the nearest",
         ]
     else:
-        why = "no such key"
-        if said.device is None:
-            why = f"no rows for {explanation.generation}"
-        elif explanation.generation.version == 4 and said.table.provenance.get("source") == "published":
-            why = "never consulted on v4"
-        lines = [f"{title}: {why}, so JAX's default {_pair(answer.value)}"]
+        lines = [f"{title}: {_why_default(explanation, said)} {_pair(answer.value)}"]
+    if answer.key != explanation.key:
+        lines.append(f"  its own key: {tuple(answer.key)}")
     if isinstance(limit, int) and answer.origin != DEFAULT:
         lines.append(f"  proven to compile at vmem_limit_bytes={limit} ({limit / MIB:g} MiB)")
     if answer.blocks != answer.value:
         lines.append(f"  cut to the call: {_pair(answer.blocks)}")
+    return lines if rule.nearest else [*lines, *_by(said, rule)]
+
+
+def _other(said: Said) -> str:
+    if said.value is None:
+        return "its look-up refuses the call"
+    return f"{_pair(said.value)}, {'this key' if said.row else 'by default, as there is no such row'}"
+
+
+def _by(said: Said, rule: Rule) -> list[str]:
+    """By which look-up, where that is known, and whether anything reads the table."""
+    if said.table.rule is None:
+        newest = f", taken as {rule}" if rule.name else ""
+        return [f"  by its keys: its own look-up is not known{newest}"]
+    lines = [f"  by its own look-up, {rule}"]
+    if rule.unread:
+        lines.append(f"  which nothing reads since {rule.unread}")
     return lines
+
+
+def _why_default(explanation: Explanation, said: Said) -> str:
+    generation, rule = explanation.generation.name, rules.of(said.table)
+    if generation in rule.skips:
+        why = f"never consulted on {generation}"
+    elif said.device is not None:
+        why = "no such key"
+    elif there := said.table.device_of(generation):
+        asked = " or ".join(map(repr, rule.asks.get(generation, ()))) or "nothing"
+        why = f"its rows are under {there!r}, and it asks for {asked}"
+    else:
+        why = f"no rows for {generation}"
+    whose = "JAX's" if rule.default is rules.AUTOTUNE.default else "its own"
+    return f"{why}, so {whose} default"
 
 
 def _running(explanation: Explanation) -> list[str]:
@@ -172,11 +205,12 @@ def _json(explanation: Explanation) -> dict[str, object]:
                 "dialect": str(said.table.dialect),
                 "provenance": dict(said.table.provenance),
                 "device": said.device,
-                "key": list(said.key),
-                "origin": said.answer.origin if said.answer else None if said.value is None else EXACT,
+                "lookup": said.table.rule.name if said.table.rule else None,
+                "key": list(said.key) if said.key else None,
+                "origin": said.answer.origin if said.answer else _origin(said),
                 "found": list(said.answer.found) if said.answer and said.answer.found else None,
                 "distance": said.answer.distance if said.answer and said.answer.origin != DEFAULT else None,
-                "value": list(said.value) if said.value else None,
+                "value": list(said.value) if said.value and said.row else None,
                 "runs": list(said.answer.blocks) if said.answer else None,
             }
             for said in explanation.said
@@ -186,6 +220,10 @@ def _json(explanation: Explanation) -> dict[str, object]:
         else None,
         "costs": [_json_cost(cost) for cost in explanation.costs.values()],
     }
+
+
+def _origin(said: Said) -> str | None:
+    return None if said.value is None else EXACT if said.row else DEFAULT
 
 
 def _json_cost(cost: Cost) -> dict[str, object]:

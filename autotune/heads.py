@@ -68,6 +68,20 @@ class Option:
         return f"{q} query and {kv} KV heads {why}; serving must {do}: {self.cost()}"
 
 
+def head_dim_padding(problem: Problem) -> str:
+    """What serving must do where head_dim is no multiple of 128, and what that costs; '' where it is one.
+
+    The kernel repeats running sums of 128 lanes over head_dim, and asserts that they divide it.
+    """
+    padded = -(-problem.head_dim // 128) * 128
+    if padded == problem.head_dim:
+        return ""
+    return (
+        f"head_dim {problem.head_dim}: the kernel takes multiples of 128, so serving must pad q and KV pages "
+        f"to {padded}, which makes the KV cache {padded / problem.head_dim:.3g} times as large"
+    )
+
+
 def options(problem: Problem, estimates: Estimates | None = None) -> list[Option]:
     """The layouts that can be swept in place of the problem's own, the cheapest in memory first; never none.
 

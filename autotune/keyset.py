@@ -10,20 +10,23 @@ from collections.abc import Iterable, Iterator
 
 from autotune.errors import UsageError
 from autotune.estimates import Estimates
-from autotune.heads import Option, nearest, options, refusal
+from autotune.heads import Option, head_dim_padding, nearest, options, refusal
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, Problem, TableKey
 from autotune.kernel.tiling import canonical_key, sweep_key
 from autotune.key_files import MAX_KEYS
 from autotune.models import Model, divisors, per_chip, recommended_page_size
 from autotune.terminal import counted
 
-# vLLM's max_num_batched_tokens where nobody gives one (SchedulerConfig in vllm/config/scheduler.py).
-DEFAULT_TOKENS = 2048
+# The sizes that vLLM pads batches to on TPUs, the largest first: doubling from 16 (get_token_paddings in
+# tpu_inference/runner/utils.py, with VLLM_TPU_BUCKET_PADDING_GAP at its default), up to the largest
+# max_num_batched_tokens that it takes by itself on a TPU that it knows: 2048 on v6e, 1024 on v5e, 512 on v5p,
+# half of that in its API server (EngineArgs.get_batch_defaults in vllm/engine/arg_utils.py; read in 2026-12).
+PADDED_TOKENS = tuple(1 << i for i in range(11, 3, -1))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How models are served. None: of tokens vLLM's default, of lengths the model's longest, of page_sizes
+    """How models are served. None: of tokens PADDED_TOKENS, of lengths the model's longest, of page_sizes
     the recommended one for each length, of dtypes the model's own, and q's for the KV cache."""
 
     tps: tuple[int, ...] = (1,)
@@ -72,7 +75,8 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
     if not lengths:
         raise UsageError(f"{model.name}: {model.source} names no longest length: give --max-model-len")
     dtype = serving.dtype or model.dtype
-    several = (serving.tps, lengths, serving.page_sizes or (0,), serving.tokens or (0,), model.attentions)
+    batches = serving.tokens or PADDED_TOKENS
+    several = (serving.tps, lengths, serving.page_sizes or (0,), batches, model.attentions)
     if math.prod(map(len, several)) > MAX_KEYS:
         raise too_many()
     for tp in serving.tps:
@@ -85,7 +89,7 @@ def of_model(model: Model, serving: Serving) -> Iterator[Asked]:
             layers = f" {attention.layers}" if attention.layers else ""
             for length in lengths:
                 for page in serving.page_sizes or (recommended_page_size(length, serving.max_num_seqs),):
-                    for tokens in serving.tokens or (DEFAULT_TOKENS,):
+                    for tokens in batches:
                         problem = Problem(
                             q_dtype=dtype,
                             kv_dtype=serving.kv_dtype or dtype,
@@ -110,7 +114,7 @@ def _would_do(model: Model, q_dtype: str, kv_dtype: str) -> str:
         num_kv_heads=1,
         head_dim=128,
         page_size=16,
-        max_num_batched_tokens=DEFAULT_TOKENS,
+        max_num_batched_tokens=PADDED_TOKENS[0],
         pages_per_seq=1,
     )
     as_they_are = [tp for tp, *_ in unpadded(model, any_problem)]
@@ -233,14 +237,21 @@ def rounded(problem: Problem, key: TableKey) -> str:
     return ", and ".join(parts)
 
 
-def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterator[str]:
+def listing(
+    model: Model, entries: Iterable[Entry], recommended: bool, padded_tokens: bool = False
+) -> Iterator[str]:
     """A model's keys for a reader: per-chip heads, each key with the serving limits behind it, what to know.
 
-    recommended: whether nobody named the page size.
+    recommended, padded_tokens: whether nobody named the page size, and the tokens.
     """
     yield f"{model.name}, by {model.source}:"
     for note in model.notes:
         yield f"  {note}"
+    if padded_tokens:
+        yield (
+            f"  tokens: the sizes that vLLM pads batches to on TPUs, from {PADDED_TOKENS[-1]} by doubling to "
+            f"{PADDED_TOKENS[0]}; --max-num-batched-tokens names others"
+        )
     heads = None
     for entry in entries:
         problem = entry.problem
@@ -258,12 +269,8 @@ def listing(model: Model, entries: Iterable[Entry], recommended: bool) -> Iterat
                     f"    each KV head is kept on {entry.copies} chips, and so is its KV cache: "
                     f"{entry.copies} times the bytes in all"
                 )
-            if entry.key.head_dim != problem.head_dim:
-                ratio = entry.key.head_dim / problem.head_dim
-                yield (
-                    f"    head_dim {problem.head_dim} is looked up, and swept, as {entry.key.head_dim}: "
-                    f"padded to that, the KV cache takes {ratio:.3g} times its bytes"
-                )
+            if padding := head_dim_padding(problem):
+                yield f"    {padding}"
             if entry.padded:
                 yield f"    {entry.padded.advice(problem)}"
         page = f"{problem.page_size}{' (recommended)' if recommended else ''}"

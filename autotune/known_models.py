@@ -9,14 +9,19 @@ has are left out. A model that was tuned from one of these has the same heads.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import re
 from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import UsageError
 from autotune.model_config import read_config
 from autotune.models import Attention, Model, window_note
+from autotune.terminal import printable
 
+# What names of tuned and quantized models add to that of the model: words between hyphens.
+_ADDED = re.compile(r"meta|instruct|it|chat|hf|base|pt|thinking|qat|fp8|awq|gptq|\d{4}")
 LIST_THEM = "`autotune keys --list-models` lists them"
 
 
@@ -111,6 +116,18 @@ def known(name: str) -> Model:
     )
 
 
+def _tuned_from(wanted: str) -> str | None:
+    """The built-in model that a name, or an OWNER/NAME, adds words to, as tuned and quantized ones do."""
+    if not re.fullmatch(r"([\w-][\w.-]*/)?[\w.-]+", wanted):  # a path or a URL
+        return None
+
+    def bare(name: str) -> str:
+        words = name.rpartition("/")[2].split("-")
+        return "-".join(word for word in words if not _ADDED.fullmatch(word))
+
+    return next((name for name in KNOWN if bare(name) == bare(wanted)), None)
+
+
 def find(text: str) -> Model:
     """The model that a --model names: a config.json, a folder with one, a built-in name or its repository.
 
@@ -131,6 +148,10 @@ def find(text: str) -> Model:
     name = repositories.get(wanted, wanted)
     if name in KNOWN:
         return known(name)
+    if not there and (untuned := _tuned_from(wanted)):
+        model = known(untuned)
+        note = f"{printable(text)} is taken to have the heads of {untuned}; its longest length may be another"
+        return dataclasses.replace(model, notes=(note, *model.notes))
     shown = text if len(text) <= 120 else text[:120] + "..."
     if there:
         if path.is_dir():

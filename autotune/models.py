@@ -41,9 +41,10 @@ class Model:
 
 def window_note(window: int, where: str) -> str:
     """What to know of a sliding window, which is a static argument of the kernel and no part of a key."""
+    other = "" if where == "all layers" else " into another --out than the others"
     return (
-        f"{where} see a window of {window} tokens; a key does not hold that, and it is swept without: add "
-        f"--sliding-window {window} and another --out for a table of these layers"
+        f"{where} see a window of {window} tokens; a key does not hold that: sweep these layers with "
+        f"--sliding-window {window}{other}"
     )
 
 

@@ -20,10 +20,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from autotune import cluster
-from autotune.errors import MachineError
+from autotune.errors import MachineError, first_line
 from autotune.pool import Pool, Task
 from autotune.results import Tools
-from autotune.tpu.compiler import Compiled, first_line
+from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable
 from autotune.workers import ATTEMPTS, CompilePool
 
@@ -318,7 +318,7 @@ def reason(error: Exception) -> str:
     """What Ray says, in a line: it tells most at the end, where it has a traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
-    return (raised or lines or [type(error).__name__])[-1 if raised else 0][:300]
+    return (raised or lines or [first_line(error)])[-1 if raised else 0][:300]
 
 
 def difference(theirs: Tools, ours: Tools) -> str:

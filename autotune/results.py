@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from autotune import files, folders
-from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.errors import AutotuneError, MachineError, UsageError, first_line
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
@@ -335,7 +335,7 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
     except (FileNotFoundError, AutotuneError):
         raise
     except Exception as error:  # pyarrow has no class over all that it raises of a file that is not sound
-        said = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        said = first_line(error)[:200]
         raise UsageError(
             f"{str(path)!r} cannot be read as parquet rows ({printable(said)}): move it out of the folder"
         ) from None

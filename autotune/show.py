@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,10 @@ from autotune.folders import Folder
 from autotune.incumbents import Incumbent, incumbent, incumbents_of, uncompared
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.kernel.rpa import published_table
+from autotune.room import told_apart
+from autotune.rowcodes import codes
 from autotune.terminal import printable
-from autotune.tpu.chips import GENERATIONS, MIB
+from autotune.tpu.chips import GENERATIONS
 from autotune.unfinished import Begun
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 class Line(NamedTuple):
     """One winner. default_cost and published_cost: latency relative to the winner's, None if unknown.
 
+    default_status and published_status: ok, why the pair failed, or None where it was not tried.
     latency_us: microseconds, the geometric mean over the workloads; low_us and high_us: that of the ends of
     their intervals, None unless timed. tools: versions of what made the rows.
     """
@@ -36,6 +40,8 @@ class Line(NamedTuple):
     incumbent: Incumbent
     default_cost: float | None
     published_cost: float | None
+    default_status: str | None
+    published_status: str | None
     settings: dict[str, Any]
     low_us: float | None
     high_us: float | None
@@ -47,7 +53,8 @@ class Line(NamedTuple):
 class Overview(NamedTuple):
     """The winners; how many candidates have each status, by source; keys for which nothing is ok, and why;
     sweeps that have begun and not ended, with how many of their keys have no row; what a look-up answers
-    today for winners that were not compared with it.
+    today for winners that were not compared with it; of JAX's default and of its published values, on how
+    many keys they fail and how, and how many keys there are.
     """
 
     lines: list[Line]
@@ -55,6 +62,7 @@ class Overview(NamedTuple):
     without_winner: list[tuple[str, TableKey, str]]
     unfinished: list[tuple[Begun, int]]
     uncompared: list[BlockSizes]
+    failing: dict[str, tuple[dict[str, int], int]]
 
 
 def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -> Overview:
@@ -82,38 +90,95 @@ def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -
         by_status[str(status)] = by_status.get(str(status), 0) + 1
     there = set(zip(frame["target"], winners.keys_of(frame), strict=True)) if begun else set()
     won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
-    # Of a key without a winner, the candidate that came closest: the smallest overflow, if any.
-    closest = frame.sort_values("needed_bytes").drop_duplicates(["target", *results.KEY_COLUMNS])
-    lost = [
-        (target, key, _why(row))
-        for target, key, row in zip(
-            closest["target"], winners.keys_of(closest), results.rows_of(closest), strict=True
-        )
-        if (target, key) not in won
-    ]
+    lost = _lost(each, won)
     waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
     missing = uncompared(frame, scored, chosen)
-    return Overview(compared(scored, chosen), counts, sorted(lost), waiting, missing)
+    lines = compared(frame, scored, chosen)
+    return Overview(lines, counts, lost, waiting, missing, failing(frame))
 
 
-def _why(row: dict[str, Any]) -> str:
-    """Why a candidate is not ok."""
-    pair = f"{row['num_kv_pages_per_blk']},{row['num_queries_per_blk']}"
-    if row["needed_bytes"] is not None and row["limit_bytes"] is not None:
-        needed, limit = row["needed_bytes"] / MIB, row["limit_bytes"] / MIB
-        return f"{pair} is {printable(row['status'])}: needs {needed:.2f} MiB, limit {limit:.2f} MiB"
+def _lost(each: pd.DataFrame, won: set[tuple[str, TableKey]]) -> list[tuple[str, TableKey, str]]:
+    """Keys without a winner, and why: how many candidates have each status, the most frequent first, and of
+    each the one that came closest, by the smallest overflow if any.
+
+    each: a row a candidate and status.
+    """
+    columns = ["target", *results.KEY_COLUMNS, "status"]
+    counts = each.groupby(columns, observed=True).size().to_dict()
+    nearest = each.sort_values("needed_bytes").drop_duplicates(columns)
+    reasons: dict[tuple[str, TableKey], list[tuple[int, str]]] = {}
+    for key, row in zip(winners.keys_of(nearest), results.rows_of(nearest), strict=True):
+        place = row["target"], key
+        if place not in won:
+            count = counts[(*place[:1], *key, row["status"])]
+            reasons.setdefault(place, []).append((count, _why(row, count)))
+    return [
+        (*place, "; ".join(text for _, text in sorted(texts, key=lambda text: -text[0])))
+        for place, texts in sorted(reasons.items())
+    ]
+
+
+def _why(row: dict[str, Any], count: int) -> str:
+    """Why so many candidates are not ok, of which a row is one."""
     said = printable(row["error"] or "")
     if row["status"] == "ok":
         said = "not on every workload, as yet"
-    return f"{pair} is {printable(row['status'])}" + (f": {said}" if said else "")
+    if row["needed_bytes"] is not None and row["limit_bytes"] is not None:
+        said = "needs {}, limit {}".format(*told_apart(row["needed_bytes"], row["limit_bytes"]))
+    pair = f"{row['num_kv_pages_per_blk']},{row['num_queries_per_blk']}"
+    status = printable(row["status"])
+    which = f"{count} {status}, such as {pair}" if count > 1 else f"{pair} is {status}"
+    return which + (f": {said}" if said else "")
 
 
-def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
+def failing(frame: pd.DataFrame) -> dict[str, tuple[dict[str, int], int]]:
+    """Of JAX's default and of its published values: how many keys each status that is not ok has, and how
+    many keys with such a value there are. Interpreted rows do not count."""
+    answers = _answers(frame)
+    failed = _failures(frame, answers.values())
+    counts: dict[str, tuple[dict[str, int], int]] = {"default": ({}, 0), "published": ({}, 0)}
+    for entry, now in answers.items():
+        for what, pair in now._asdict().items():
+            if pair is None:
+                continue
+            by_status, keys = counts[what]
+            if status := failed.get((*entry, *pair)):
+                by_status[status] = by_status.get(status, 0) + 1
+            counts[what] = by_status, keys + 1
+    return counts
+
+
+def _answers(frame: pd.DataFrame) -> dict[tuple[Any, ...], Incumbent]:
+    """What JAX answers today, by the entry of winners.ENTRY, for all rows that are not interpreted."""
+    published = published_table()
+    timed = frame[frame["source"] != results.INTERPRETED]
+    _, first = np.unique(codes(timed, winners.ENTRY), return_index=True)
+    rows = results.rows_of(timed.iloc[first][winners.ENTRY])
+    entries = [tuple(row.values()) for row in rows]
+    return {entry: incumbent(GENERATIONS[entry[0]], TableKey(*entry[1:9]), published) for entry in entries}
+
+
+def _failures(frame: pd.DataFrame, answers: Collection[Incumbent]) -> dict[tuple[Any, ...], str]:
+    """By entry and pair, the status of what is not ok on some workload; the newest row's counts.
+
+    answers: whose pairs are asked for. Of a million rows those of other pairs are not looked at one by one.
+    """
+    columns = [*winners.ENTRY, *results.BLOCK_COLUMNS]
+    failed = frame[(frame["status"] != "ok") & (frame["source"] != results.INTERPRETED)]
+    pairs = {pair for now in answers for pair in now if pair}
+    for column, values in zip(results.BLOCK_COLUMNS, zip(*pairs, strict=True), strict=False):
+        failed = failed[failed[column].isin(values)]
+    newest = failed.sort_values("time", kind="stable").drop_duplicates(columns, keep="last")
+    return {tuple(row[c] for c in columns): row["status"] for row in results.rows_of(newest)}
+
+
+def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
     """The winners beside what JAX answers today, a line each of `winners.choose` and in its order.
 
-    scored: what they were chosen from, as `winners.scores` gives it.
+    scored: what they were chosen from, as `winners.scores` makes it of frame.
     """
     published = published_table()
+    failed = _failures(frame, _answers(frame).values())
     entry_columns = [*winners.ENTRY, *results.BLOCK_COLUMNS]
     by_candidate = {
         line: score
@@ -136,6 +201,12 @@ def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
             other = by_candidate.get((*entry, *blocks)) if blocks else None
             return other / best if other else None
 
+        def status(blocks: BlockSizes | None, entry: list[object] = entry) -> str | None:
+            if blocks is None:
+                return None
+            pair = (*entry, *blocks)
+            return "ok" if pair in by_candidate else failed.get(pair)
+
         lines.append(
             Line(
                 entry[0],
@@ -147,6 +218,8 @@ def compared(scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
                 now,
                 cost(now.default),
                 cost(now.published),
+                status(now.default),
+                status(now.published),
                 {name: won[name] for name in results.SETTING_COLUMNS},
                 latency * won["score_low"] / score if timed else None,
                 latency * won["score_high"] / score if timed else None,

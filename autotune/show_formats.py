@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune import results
@@ -19,6 +19,7 @@ from autotune.tpu.chips import MIB
 if TYPE_CHECKING:
     from rich.table import Table
 
+_OVERFLOWS = ("vmem_oom", "smem_oom")
 FORMATS = ("text", "csv", "json", "markdown")
 TRUST = {
     results.MEASURED: "measured on a TPU",
@@ -41,7 +42,8 @@ def render(seen: Overview, form: str) -> str:
 
 
 def record(line: Line) -> dict[str, Any]:
-    """A winner by column; None where there is no value. A cost of 1.25 is 25% above the winner's latency."""
+    """A winner by column; None where there is no value. A cost of 1.25 is 25% above the winner's latency; a
+    status is ok, why the pair failed, or None where it was not tried."""
     out: dict[str, Any] = {
         "target": line.target,
         **line.key._asdict(),
@@ -55,13 +57,14 @@ def record(line: Line) -> dict[str, Any]:
         "tied": line.tied,
         "vmem_used_bytes": line.vmem_used_bytes,
     }
-    for name, pair, cost in (
-        ("default", line.incumbent.default, line.default_cost),
-        ("published", line.incumbent.published, line.published_cost),
+    for name, pair, cost, status in (
+        ("default", line.incumbent.default, line.default_cost, line.default_status),
+        ("published", line.incumbent.published, line.published_cost, line.published_status),
     ):
         for column, value in zip(BlockSizes._fields, pair or (None, None), strict=True):
             out[f"{name}_{column}"] = value
         out[f"{name}_cost"] = cost
+        out[f"{name}_status"] = status
     return out | line.tools
 
 
@@ -80,6 +83,9 @@ def _json(seen: Overview) -> dict[str, Any]:
     return {
         "winners": [record(line) for line in seen.lines],
         "candidates": seen.statuses,
+        "failing": {
+            what: {"keys": keys, "statuses": by_status} for what, (by_status, keys) in seen.failing.items()
+        },
         "without_winner": [
             {"target": target, **key._asdict(), "why": why} for target, key, why in seen.without_winner
         ],
@@ -115,6 +121,8 @@ def _notes(seen: Overview) -> Iterator[str]:
         yield "candidates: none"
     for target, key, why in seen.without_winner:
         yield f"no winner on {target} for ({', '.join(map(str, key))}): {why}"
+    for what, (failed, keys) in seen.failing.items():
+        yield from _failing(f"JAX's {'default' if what == 'default' else 'published value'}", failed, keys)
     if seen.uncompared:
         yield uncompared_text(seen.uncompared, len(seen.lines))
     for sweep, missing in seen.unfinished:
@@ -123,6 +131,16 @@ def _notes(seen: Overview) -> Iterator[str]:
             f"unfinished: {sweep}{without}. If it is not running, its command goes on with it, and winners "
             "may change till then"
         )
+
+
+def _failing(what: str, failed: Mapping[str, int], keys: int) -> Iterator[str]:
+    """On how many keys JAX's default, or its published value, fails; nothing where it fails on none."""
+    overflows = {status: count for status, count in failed.items() if status in _OVERFLOWS}
+    others = {status: count for status, count in failed.items() if status not in _OVERFLOWS}
+    for fails, by_status in (("does not fit", overflows), ("fails on", others)):
+        if by_status:
+            counts = ", ".join(f"{count} {printable(status)}" for status, count in by_status.items())
+            yield f"{what} {fails} {sum(by_status.values())} of {counted(keys, 'key')}: {counts}"
 
 
 def _groups(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
@@ -179,8 +197,8 @@ def _table(lines: Sequence[Line]) -> Table:
             *(value for name, value in _columns(line) if name in names),
             f"{line.blocks[0]},{line.blocks[1]}",
             f"{line.latency_us:.4g}",
-            _cost(line.blocks, line.incumbent.default, line.default_cost),
-            _cost(line.blocks, line.incumbent.published, line.published_cost),
+            _cost(line.blocks, line.incumbent.default, line.default_cost, line.default_status),
+            _cost(line.blocks, line.incumbent.published, line.published_cost, line.published_status),
         )
     return out
 
@@ -209,7 +227,7 @@ def _legend(lines: Sequence[Line]) -> str:
         "winner: num_kv_pages_per_blk,num_queries_per_blk. us: one call, geometric mean over the workloads, "
         + " or ".join(TRUST[source] for source in sources)
         + ". default, published: what JAX's look-up falls back to, and what its table holds; "
-        "= is the winner itself, ? was not swept, - is not listed."
+        "= is the winner itself, ! failed, ? was not swept, - is not listed."
     )
 
 
@@ -230,14 +248,15 @@ def _short_dtypes(key: TableKey) -> str:
     return kv if q == kv or q == "bf16" else f"{q}/{kv}"
 
 
-def _cost(winner: BlockSizes, blocks: BlockSizes | None, cost: float | None) -> str:
-    """What another pair costs beside the winner: '=', '+12%', '?' where it was not tried, '-' for none."""
+def _cost(winner: BlockSizes, blocks: BlockSizes | None, cost: float | None, status: str | None) -> str:
+    """What another pair costs beside the winner: '=', '+12%', '!' where it failed, '?' where it was not
+    tried, '-' for none."""
     if blocks is None:
         return "-"
     if blocks == winner:
         return "="
     pair = f"{blocks[0]},{blocks[1]}"
     if cost is None:
-        return f"{pair} ?"
+        return f"{pair} !" if status and status != "ok" else f"{pair} ?"
     percent = (cost - 1) * 100
     return f"{pair} +{percent:.0f}%" if round(percent) else f"{pair} <1%"

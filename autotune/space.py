@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from autotune.kernel.problem import BlockSizes, Problem, Program
-from autotune.kernel.rpa import COMPILE_NUM_SEQS, compile_problem, page_table_bytes, scratch_bytes
+from autotune.kernel.rpa import compile_problem, scratch_bytes, smem_bytes
 from autotune.tpu.chips import MIB, Generation, hardware, vmem_limit
 from autotune.tpu.compiler import Compiled
 
@@ -65,8 +65,8 @@ def _invalid(name: str, value: int, bound: str, limit: int) -> Compiled:
 
 
 def page_table_overflow(generation: Generation, problem: Problem) -> Compiled | None:
-    """The verdict on every candidate of a problem whose page table alone is larger than SMEM."""
-    needed, limit = page_table_bytes(problem), hardware(generation).smem_bytes
+    """The verdict on every candidate of a problem that SMEM cannot hold, whatever the block sizes."""
+    needed, limit = smem_bytes(problem), hardware(generation).smem_bytes
     if needed <= limit:
         return None
     return Compiled(
@@ -74,8 +74,8 @@ def page_table_overflow(generation: Generation, problem: Problem) -> Compiled | 
         needed_bytes=needed,
         limit_bytes=limit,
         error=(
-            f"the page table, {problem.max_num_seqs} rows of {problem.pages_per_seq} pages, is larger "
-            "than SMEM: use a larger page_size"
+            f"the page table, {problem.max_num_seqs} rows of {problem.pages_per_seq} pages, and what goes "
+            "with it are larger than SMEM: use a larger page_size"
         ),
     )
 
@@ -86,8 +86,7 @@ def smem_overflow(generation: Generation, problem: Problem, program: Program, us
     used: SMEM bytes of the program at its compile shape.
     """
     compiled_at = compile_problem(program.layout, program.blocks)
-    lengths = 2 * 4 * max(0, problem.max_num_seqs - COMPILE_NUM_SEQS)  # kv_lens and cu_q_lens
-    needed = used - page_table_bytes(compiled_at) + page_table_bytes(problem) + lengths
+    needed = smem_bytes(problem) + max(0, used - smem_bytes(compiled_at))
     limit = hardware(generation).smem_bytes
     if needed <= limit:
         return None
@@ -95,7 +94,7 @@ def smem_overflow(generation: Generation, problem: Problem, program: Program, us
         status="smem_oom",
         needed_bytes=needed,
         limit_bytes=limit,
-        error=f"with its page table of {page_table_bytes(problem)} bytes the program is larger than SMEM",
+        error=f"with {problem.max_num_seqs} rows of {problem.pages_per_seq} pages it is larger than SMEM",
     )
 
 

@@ -20,11 +20,11 @@ from typing import Any, Self
 
 import pebble
 
-from autotune.errors import MachineError
+from autotune.errors import MachineError, first_line
 from autotune.files import FULL, scratch_folder
 from autotune.pool import Pool, Task
 from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, clear, compile_program, first_line, take_environment
+from autotune.tpu.compiler import Compiled, clear, compile_program, take_environment
 from autotune.tpu.compiler import failed as verdict_of
 from autotune.tpu.executable import Call, Executable, compile_ahead
 

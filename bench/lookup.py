@@ -47,7 +47,7 @@ def main() -> int:
     tuned_block_sizes.get_tpu_version = lambda: 6
     tuned_block_sizes.get_device_name = lambda *_: "TPU v6"
     lookup._first_device_kind = lambda: "TPU v6 lite"
-    own = lookup.LookUp(tables.load("jax"), "v6e", 6, nearest=False)
+    own = lookup.LookUp(tables.load("jax"), "v6e", 6)
     arguments = calls()
     for call in arguments:
         assert own.blocks(*call) == tuned_block_sizes.get_tuned_block_sizes(*call), call

@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_s
 from autotune import check, check_formats
 from autotune.kernel.problem import BlockSizes, Settings, TableKey
 from autotune.scoreboard import Score, Scoreboard
-from autotune.tables import load
+from autotune.tables import load, rules
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.source import read_text, render
 from autotune.tables.table import Table
@@ -23,8 +23,8 @@ from tests.tables.test_source import published_rows
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 
 
-def jax_table(rows, device="TPU v6e"):
-    return Table(dialect=JAX, devices={device: rows})
+def jax_table(rows, device="TPU v6", rule="jax-0.10"):
+    return Table(dialect=JAX, devices={device: rows}, provenance={"lookup": rule}, rule=rules.RULES.get(rule))
 
 
 def kinds(table):
@@ -53,12 +53,26 @@ def test_half_of_jaxs_table_is_unreachable_and_each_key_has_its_replacement():
 
 
 @pytest.mark.parametrize(
-    ("name", "dialect", "expected"),
-    [("tpu_inference_v3", INFERENCE, {"unreachable": 2}), ("sglang_jax_v1", SGLANG, {})],
+    ("name", "dialect", "rule", "expected"),
+    [
+        ("tpu_inference_v3", INFERENCE, "tpu-inference-2026-01", {"unread": 1, "unreachable": 2}),
+        ("tpu_inference_v3", INFERENCE, None, {}),
+        ("tpu_inference_v3", INFERENCE, "tpu-inference-2025-09", {"unreachable": 3254}),
+        ("sglang_jax_v1", SGLANG, "sglang-jax-2026-01", {"unread": 1}),
+        ("sglang_jax_v1", SGLANG, "sglang-jax-2025-10", {"unknown-device": 2, "shared-name": 1}),
+        ("sglang_jax_v1", SGLANG, None, {}),
+    ],
 )
-def test_public_tables(name, dialect, expected):
+def test_public_tables(name, dialect, rule, expected):
     devices, _ = published_rows(name, dialect)
-    assert kinds(Table(dialect=dialect, devices=devices)) == expected
+    table = Table(dialect=dialect, devices=devices, rule=rules.RULES[rule] if rule else None)
+    assert kinds(table) == expected
+    unread = [f.message for f in check.static_findings(table) if f.kind == "unread"]
+    since = {
+        "tpu-inference-2026-01": ["tpu-inference reads it no more since b2e416f06 (2026-03-19)"],
+        "sglang-jax-2026-01": ["sglang-jax reads it no more since da29e8bd (2026-04-17)"],
+    }
+    assert unread == since.get(rule, [])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +81,12 @@ def test_public_tables(name, dialect, expected):
         (KEY, (16, 32), {}),
         (KEY, (17, 32), {"above-call": 1}),
         (KEY, (17, 2048), {"above-call": 2}),
-        (KEY._replace(max_model_len=64), (1, 32), {}),  # a page is longer than the model
+        (KEY._replace(max_model_len=64), (1, 32), {"unreachable": 1}),  # one page makes 128
+        (
+            KEY._replace(kv_dtype="float4_e2m1fn", num_q_heads_per_blk=32, num_kv_heads_per_blk=8),
+            (16, 32),
+            {},
+        ),
         (KEY._replace(num_q_heads_per_blk=6), (16, 32), {"unreachable": 1}),
         (KEY._replace(head_dim=64), (16, 32), {"unreachable": 1}),
         (KEY._replace(kv_dtype="bf16"), (16, 32), {"malformed": 1}),
@@ -104,8 +123,58 @@ def test_replacements_that_are_taken_or_wanted_twice():
     ]
 
 
+@pytest.mark.parametrize("name", ["TPU v6 lite", "v6e", "TPU v6e"])
+def test_names_that_jaxs_look_up_never_asks_for(name):
+    [finding] = check.static_findings(jax_table({KEY: BlockSizes(8, 32)}, name))
+    assert finding.kind == "unknown-device"
+    assert f"the look-up jax-0.10 never asks for {name!r} (it means v6e): it asks for" in finding.message
+    assert "'TPU v6' on v6e" in finding.message
+
+
+def test_the_name_of_v7x_depends_on_the_version():
+    rows = {KEY: BlockSizes(8, 32)}
+    assert kinds(jax_table(rows, "TPU v7")) == kinds(jax_table(rows, "TPU7x", "jax-0.12"))
+    assert kinds(jax_table(rows, "TPU v7")) == {"unknown-device": 1}
+    assert kinds(jax_table(rows, "TPU7x")) == kinds(jax_table(rows, "TPU v7", "jax-0.12")) == {}
+    assert kinds(jax_table(rows, "TPU7x", "jax-2025-04")) == {"unknown-device": 1}
+
+
+def test_rows_that_are_never_consulted():
+    assert kinds(jax_table({KEY: BlockSizes(8, 32)}, "TPU v4")) == {"not-consulted": 1}
+    assert kinds(jax_table({KEY: BlockSizes(8, 32)}, "TPU v4", "stand-in")) == {}
+
+
+def test_where_the_look_up_is_not_known_reachability_is_not_judged():
+    rows = {
+        KEY._replace(num_q_heads_per_blk=12, max_model_len=1000): BlockSizes(4, 32),
+        KEY._replace(kv_dtype="bf16"): BlockSizes(4, 32),
+        KEY: BlockSizes(17, 32),
+    }
+    for name in ("TPU v6e", "TPU v6 lite", "TPU v5"):
+        assert kinds(jax_table(rows, name, None)) == {"malformed": 1, "above-call": 1}
+    text = check_formats.render(check.Report(jax_table(rows, rule=None), []), "text")
+    assert "its look-up is not known, so which keys a call finds is not judged: --lookup" in text
+
+
+def test_empty_tables_and_devices():
+    assert kinds(Table(dialect=JAX, devices={})) == {"empty": 1}
+    both = Table(dialect=JAX, devices={"TPU v6": {KEY: BlockSizes(8, 32)}, "TPU v5": {}})
+    [finding] = check.static_findings(both)
+    assert (finding.kind, finding.message) == ("empty", "'TPU v5' has no rows")
+    for form in ("text", "markdown", "json", "github"):
+        assert "no rows" in check_formats.render(check.Report(both, [finding]), form)
+
+
+def test_what_pytorch_xla_no_longer_rounds_is_reachable():
+    """Heads and lengths as JAX's published table has them: all that its own look-up never finds."""
+    whole = load("jax", "pytorch-xla-9497")
+    assert kinds(whole) == {"shared-name": 1}
+    assert kinds(load("jax", "pytorch-xla-9372")) == {"unreachable": 640, "shared-name": 1}
+
+
 def test_names_and_repeats():
     assert kinds(jax_table({KEY: BlockSizes(8, 32)}, "TPU v9")) == {"unknown-device": 1}
+    assert kinds(jax_table({KEY: BlockSizes(8, 32)}, "TPU v9", None)) == {"unknown-device": 1}
     twice = "TUNED_BLOCK_SIZES = {'TPU v6': {" + f"{tuple(KEY)}: (8, 32)," * 2 + "}}"
     assert kinds(read_text(twice, "x")) == {"repeated": 1}
 
@@ -178,12 +247,29 @@ def test_the_command_compiles_and_exits_with_1(autotune, tmp_path):
     assert done.returncode == 1, done.stderr
     data = json.loads(done.stdout)
     assert data["compiled"] == {"v6e": {"ok": 1, "vmem_oom": 1}}
+    assert data["lookup"]["name"] == "jax-0.10"
     [finding] = data["findings"]
     assert (finding["kind"], finding["status"], finding["target"]) == ("does-not-compile", "vmem_oom", "v6e")
     assert finding["needed_bytes"] > finding["limit_bytes"] == 3 << 20
     fits = autotune("check", "table.py", "--compile", "--vmem-limit", "100MiB", "--limit", 1)
     assert fits.returncode == 0, fits.stdout + fits.stderr
     assert "1 of 2 distinct programs: 1 ok" in fits.stdout
+
+
+def test_the_command_says_by_which_look_up_and_takes_another(autotune, tmp_path):
+    rows = {KEY._replace(num_q_heads_per_blk=6): BlockSizes(8, 64)}
+    (tmp_path / "table.py").write_text(render(Table(dialect=JAX, devices={"TPU v6": rows})))
+    own = autotune("check", "table.py")
+    assert (own.returncode, "its look-up is not known" in own.stdout) == (0, True)
+    jaxs = autotune("check", "table.py", "--lookup", "jax-0.10", "--format", "json")
+    assert jaxs.returncode == 1
+    assert json.loads(jaxs.stdout)["counts"] == {"unreachable": 1}
+    theirs = autotune("check", "table.py", "--lookup", "pytorch-xla-9497")
+    assert theirs.returncode == 0
+    assert "judged by the look-up pytorch-xla-9497: of pytorch/xla, since 31c4c2f23" in theirs.stdout
+    wrong = autotune("check", "table.py", "--lookup", "jaxx")
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    assert "'jaxx' is unknown: for a table of the jax dialect use" in wrong.stderr
 
 
 def test_cli_py_may_start_compiling_processes(tmp_path):

@@ -7,16 +7,21 @@ import io
 import json
 
 import pytest
+from click.testing import CliRunner
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
 
-from autotune import diff
+from autotune import diff, results
+from autotune.cli import cli
 from autotune.diff_formats import Comparison, render
 from autotune.errors import UsageError
+from autotune.incumbents import incumbent
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.scoreboard import Failure, Score, Scoreboard
 from autotune.tables import load
 from autotune.tables.dialects import JAX, SGLANG
 from autotune.tables.table import Table
+from autotune.tpu.chips import GENERATIONS
+from tests.test_results import make_row
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 
@@ -101,7 +106,10 @@ def test_regret_is_relative_to_the_best_on_the_same_keys():
     assert matrix[1, "v5e"].mean == pytest.approx(1.0)
     comparison = Comparison(tables, {(0, 1): diff.compare(*tables)}, matrix, "rows", board.sources())
     text = render(comparison, "text")
-    assert "MODELLED" in text
+    assert "rows (MODELLED, at the compiler's own VMEM limit)" in " ".join(text.split())
+    limited = Comparison(tables, {(0, 1): diff.compare(*tables)}, matrix, "rows", board.sources(), 100 << 20)
+    assert "(MODELLED, at a VMEM limit of 100 MiB)" in " ".join(render(limited, "text").split())
+    assert json.loads(render(limited, "json"))["vmem_limit_bytes"] == 100 << 20
     assert next(line.split() for line in text.splitlines() if line.startswith("  five ")) == [
         "five",
         "+0.0%",
@@ -151,3 +159,25 @@ def test_csv_has_a_line_for_each_key_that_differs():
     assert (changed["before"], changed["after"], changed["q_dtype"]) == ("a", "b", "bfloat16")
     assert (changed["before_num_queries_per_blk"], changed["after_num_queries_per_blk"]) == ("32", "64")
     assert found["added", "4096"]["before_num_kv_pages_per_blk"] == ""
+
+
+def test_jax_beside_a_results_folder_is_what_it_answers_for_the_folders_keys(tmp_path):
+    """Of one key JAX publishes a value, of the other it has its default; the rest of its table is no row."""
+    listed = next(key for key in tuned_block_sizes.TUNED_BLOCK_SIZES["TPU v6"] if key[5] == 128)
+    listed, other = TableKey(*listed), KEY._replace(head_dim=256, num_kv_heads_per_blk=1)
+    now = {key: incumbent(GENERATIONS["v6e"], key) for key in (listed, other)}
+    assert now[listed].published and now[other].published is None
+    results.append(
+        tmp_path,
+        [
+            make_row(*now[listed].published, key=listed, latency_us=9.0),
+            make_row(1, 64, key=other, latency_us=9.0),
+        ],
+    )
+    done = CliRunner().invoke(cli, ["diff", "jax", str(tmp_path), "--format", "json"], catch_exceptions=False)
+    [compared] = json.loads(done.stdout)["comparisons"]
+    [device] = compared["devices"]
+    assert (device["before"], device["added"], device["removed"], device["same"]) == ("TPU v6e", [], [], 1)
+    assert device["changed"] == [[list(other), list(now[other].default), [1, 64]]]
+    lines = CliRunner().invoke(cli, ["diff", "jax", str(tmp_path)], catch_exceptions=False).stdout
+    assert "0 added, 0 removed, 1 changed, 1 the same" in lines

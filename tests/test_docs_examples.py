@@ -110,7 +110,8 @@ def substituted(command: str) -> str:
 
 def needs_tpu(command: str) -> bool:
     alone = ("--target", "--interpret", "--dry-run", "--help")
-    return command.startswith("autotune sweep") and not any(option in command for option in alone)
+    timed = command.startswith(("autotune sweep", "autotune confirm"))
+    return timed and not any(option in command for option in alone)
 
 
 def check(command: str) -> None:

@@ -5,15 +5,17 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from autotune import emit, results, winners
+from autotune import emit, results, tables, winners
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Settings, TableKey
 from autotune.tables import jax_module
+from autotune.tables.source import read_text
 from autotune.tpu.chips import GENERATIONS
 from autotune.tpu.compiler import environment
 from tests.conftest import ROOT
@@ -253,3 +255,29 @@ def test_winners_of_v5e_and_v5p_are_kept_apart(tmp_path: Path) -> None:
         "v5e": (4, 32),
         "v5p": (16, 32),
     }
+
+
+def test_rows_to_paste_say_what_to_do_with_them(
+    folder: Path, tmp_path: Path, autotune: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    command = ("emit", folder, "--allow-modelled", "--names", "jax", "--target", "v6e", "-o", "rows.py")
+    done = autotune(*command)
+    assert done.returncode == 0, done.stderr
+    assert "it is no module: paste its rows into the TUNED_BLOCK_SIZES of jax/experimental/" in done.stderr
+    assert "takes the place of" not in done.stderr
+    text = (tmp_path / "rows.py").read_text()
+    assert "rows to paste into the TUNED_BLOCK_SIZES of" in text.splitlines()[0]
+    table = read_text(text, "x")
+    assert list(table.devices) == ["TPU v6"]
+    assert table.rule is tables.load("jax").rule
+    checked = autotune("check", "rows.py")
+    assert (checked.returncode, "judged by the look-up jax-" in checked.stdout) == (0, True)
+
+
+def test_tables_of_other_kernels_are_not_written(
+    folder: Path, autotune: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    done = autotune("emit", folder, "--allow-modelled", "--dialect", "tpu-inference")
+    assert done.returncode == 2
+    assert "No such option" in done.stderr
+    assert done.stdout == ""

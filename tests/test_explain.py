@@ -10,8 +10,8 @@ from autotune import explain, explain_formats
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Problem, TableKey
 from autotune.scoreboard import Score, Scoreboard
-from autotune.tables import load
-from autotune.tables.dialects import JAX, SGLANG
+from autotune.tables import load, rules
+from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.keys import SglangKey
 from autotune.tables.table import Table
 from autotune.tpu import chips
@@ -67,11 +67,13 @@ def test_nearest_default_and_another_kernels_table():
         devices={"TPU v6e": {KEY._replace(max_model_len=8192): BlockSizes(16, 64)}},
         origin="near",
         provenance={"source": "modelled", "vmem_limit_bytes": 100 << 20},
+        rule=rules.AUTOTUNE,
     )
     sglang = Table(
         dialect=SGLANG,
         devices={"TPU v6e": {SglangKey(*KEY[:6], 1024): BlockSizes(4, 128)}},
         origin="sglang",
+        rule=rules.RULES["sglang-jax-2026-01"],
     )
     found = explain.explain(CALL, chips.V6E, [near, sglang, load("jax:TPU v5")])
     assert [said.answer.origin if said.answer else None for said in found.said] == [
@@ -88,11 +90,46 @@ def test_nearest_default_and_another_kernels_table():
     assert "cut to the call: (10, 64)" in text
     assert "no rows for v6e, so JAX's default (128, 32)" in text
     assert "of another kernel than JAX's" in text
+    assert "    by autotune.tables; no other look-up tries the nearest\n" in text
+    assert "by its own look-up, sglang-jax-2026-01" in text
+    assert "which nothing reads since da29e8bd (2026-04-17)" in text
+
+
+def test_a_file_answers_as_its_own_look_up_does():
+    """No nearest, its own key and default, and only the names that it asks for."""
+    far = {KEY._replace(max_model_len=8192): BlockSizes(16, 64)}
+    own = KEY._replace(max_model_len=1280)
+    tables = [
+        Table(dialect=JAX, devices={"TPU v6": far}, rule=rules.RULES["jax-0.10"]),
+        Table(dialect=JAX, devices={"TPU v6": {own: BlockSizes(2, 64)}}, rule=rules.UNROUNDED),
+        Table(dialect=JAX, devices={"TPU v6 lite": {KEY: BlockSizes(2, 64)}}, rule=rules.RULES["jax-0.10"]),
+        Table(dialect=JAX, devices={"TPU v6 lite": {KEY: BlockSizes(2, 64)}}),
+        Table(dialect=SGLANG, devices={"TPU v6e": {}}),
+    ]
+    found = explain.explain(CALL, chips.V6E, tables)
+    assert [said.value for said in found.said] == [(128, 32), (2, 64), (128, 32), (2, 64), (8, 32)]
+    assert [said.row for said in found.said] == [False, True, False, True, False]
+    assert found.said[1].answer.key == own != found.key
+    text = explain_formats.render(found, "text")
+    assert f"its own key: {tuple(own)}" in text
+    assert "its rows are under 'TPU v6 lite', and it asks for 'TPU v6', so JAX's default" in text
+    assert "by its keys: its own look-up is not known" in text
+    assert "its own look-up is not known, taken as sglang-jax-2026-01" in text
+    data = json.loads(explain_formats.render(found, "json"))["tables"]
+    assert [said["origin"] for said in data] == ["default", "exact", "default", "exact", "default"]
+    assert [said["lookup"] for said in data] == ["jax-0.10", "pytorch-xla-9497", "jax-0.10", None, None]
+
+
+def test_a_call_that_a_look_up_refuses():
+    narrow = rules.RULES["tpu-inference-hd64-2026-01"]
+    found = explain.explain(CALL, chips.V6E, [Table(dialect=INFERENCE, devices={}, rule=narrow)])
+    assert "its look-up refuses the call" in explain_formats.render(found, "text")
+    assert json.loads(explain_formats.render(found, "json"))["tables"][0]["key"] is None
 
 
 def test_jax_never_consults_its_table_on_v4():
     rows = {KEY: BlockSizes(2, 2)}
-    table = Table(dialect=JAX, devices={"TPU v4": rows}, provenance={"source": "published"})
+    table = Table(dialect=JAX, devices={"TPU v4": rows}, rule=rules.RULES["jax-0.10"])
     [said] = explain.explain(CALL, chips.V4, [table]).said
     assert (said.answer.origin, said.answer.value) == ("default", (32, 32))
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autotune import key_files, scoreboard
+from autotune import key_files, room, scoreboard
 from autotune.cli import cli
 from autotune.errors import UsageError
 from autotune.estimates import Estimates
@@ -67,19 +67,71 @@ def test_a_model_stands_for_the_keys_of_its_heads_on_a_chip() -> None:
         TableKey(*bf16, 2, 1, 128, 256, 1024, 4096),
     ]
     assert keys_of("llama-3.1-8b", lengths=(2048,), page_sizes=(16,), kv_dtype="float8_e5m2") == [
-        TableKey("bfloat16", "float8_e5m2", 32, 8, 128, 16, 2048, 2048)
+        TableKey("bfloat16", "float8_e5m2", 32, 8, 128, 16, tokens, 2048)
+        for tokens in (2048, 1024, 512, 256, 128, 64, 32, 16)
     ]
+
+
+def test_tokens_that_nobody_names_are_the_sizes_that_vllm_pads_to_and_that_is_said(tmp_path: Path) -> None:
+    def keys(*asked: str) -> tuple[list[str], str]:
+        done = CliRunner().invoke(cli, ["keys", "--model", "llama-3.1-8b", "--max-model-len", "2048", *asked])
+        lines = csv.DictReader(io.StringIO(done.stdout))
+        return [line["max_num_batched_tokens"] for line in lines], done.stderr
+
+    found, said = keys()
+    assert sorted(map(int, found)) == [16, 32, 64, 128, 256, 512, 1024, 2048]
+    assert "  tokens: the sizes that vLLM pads batches to on TPUs, from 16 by doubling to 2048;" in said
+    named, said = keys("--max-num-batched-tokens", "512")
+    assert named == ["512"] and "vLLM pads" not in said
+
+
+def test_fp8_is_what_vllm_means_by_it() -> None:
+    def dtypes(name: str) -> set[str]:
+        asked = ["keys", "--model", "llama-3.1-8b", "--kv-dtype", name]
+        return {
+            line["kv_dtype"] for line in csv.DictReader(io.StringIO(CliRunner().invoke(cli, asked).stdout))
+        }
+
+    assert dtypes("fp8") == dtypes("fp8_e4m3") == {"float8_e4m3fn"}
+    assert dtypes("fp8_e5m2") == {"float8_e5m2"}
+
+
+def test_a_tp_of_several_that_does_not_divide_the_heads_is_skipped_with_a_warning() -> None:
+    def keys(tps: str) -> Any:
+        return CliRunner().invoke(
+            cli,
+            ["keys", "--model", "qwen2.5-7b", "--tp", tps, "--max-num-batched-tokens", "512", "--pad-heads"],
+        )
+
+    done = keys("2,8,4")
+    heads = [line["num_q_heads_per_blk"] for line in csv.DictReader(io.StringIO(done.stdout))]
+    assert heads == ["16", "8"]
+    [skipped] = [line for line in done.stderr.splitlines() if "skipped" in line]
+    assert skipped.startswith("--tp 8 is skipped: qwen2.5-7b: 28 query heads cannot be divided among --tp 8")
+    refused = keys("8,16")
+    assert isinstance(refused.exception, UsageError) and "--tp 8 chips" in str(refused.exception)
 
 
 def test_head_dim_64_is_looked_up_as_128_and_said_to_cost_twice_the_cache() -> None:
     model = read_config(CONFIGS / "gpt-oss-20b.json")
-    entries = resolve(of_model(model, Serving(tps=(8,), lengths=(4096,))))
+    entries = resolve(of_model(model, Serving(tps=(8,), lengths=(4096,), tokens=(2048,))))
     assert [entry.key[2:5] for entry in entries] == [(8, 1, 128)]
     said = "\n".join(listing(model, entries, recommended=True))
     assert "  tp=8: 8 query and 1 KV head of 64 on a chip" in said
-    assert "head_dim 64 is looked up, and swept, as 128" in said
-    assert "2 times its bytes" in said
+    assert "head_dim 64: the kernel takes multiples of 128, so serving must pad q and KV pages to 128" in said
+    assert "makes the KV cache 2 times as large" in said
     assert "page 256 (recommended): key (bfloat16, bfloat16, 8, 1, 128, 256, 2048, 4096)" in said
+
+
+def test_a_shape_whose_head_dim_is_padded_is_told_the_same() -> None:
+    shape = "q_heads=8,kv_heads=2,head_dim=80,page_size=128,max_num_batched_tokens=512,max_model_len=2048"
+    said = CliRunner().invoke(cli, ["keys", "--shape", shape], catch_exceptions=False)
+    first, second = said.stderr.splitlines()
+    assert first == (
+        "head_dim 80: the kernel takes multiples of 128, so serving must pad q and KV pages to 128, which "
+        "makes the KV cache 1.6 times as large"
+    )
+    assert "(bfloat16, bfloat16, 8, 2, 128, 128, 512, 2048), so it is swept" in second
 
 
 def test_kv_heads_that_are_kept_on_several_chips_are_said_to_be() -> None:
@@ -101,7 +153,7 @@ def test_a_page_size_that_is_rounded_up_says_what_becomes_of_the_length() -> Non
 
 def test_layers_with_other_heads_are_other_keys() -> None:
     model = read_config(CONFIGS / "gemma-4-31b.json")
-    entries = resolve(of_model(model, Serving(tps=(4,), lengths=(4096,))))
+    entries = resolve(of_model(model, Serving(tps=(4,), lengths=(4096,), tokens=(2048,))))
     assert [(entry.key[2:5], entry.origin) for entry in entries] == [
         ((8, 4, 256), "gemma-4-31b tp=4 windowed layers"),
         ((8, 1, 512), "gemma-4-31b tp=4 full-attention layers"),
@@ -140,7 +192,7 @@ def test_models_of_one_key_share_it() -> None:
     entries = [
         e
         for n in ("llama-3.1-8b", "mixtral-8x7b")
-        for e in resolve(of_model(known(n), Serving(lengths=(2048,))))
+        for e in resolve(of_model(known(n), Serving(lengths=(2048,), tokens=(2048,))))
     ]
     assert list(merged(entries).values()) == ["llama-3.1-8b tp=1; mixtral-8x7b tp=1"]
 
@@ -408,7 +460,7 @@ def test_keys_go_from_one_command_to_the_other(monkeypatch: pytest.MonkeyPatch, 
     runner = CliRunner()
     config = str(CONFIGS / "llama-3.1-8b.json")
     asked = ["keys", "--model", "phi-4", "--model", config, "--max-model-len", "2048"]
-    asked += ["--target", "v6e", "--no-compile"]
+    asked += ["--target", "v6e", "--no-compile", "--max-num-batched-tokens", "2048"]
     refused = runner.invoke(cli, asked)
     assert isinstance(refused.exception, UsageError)
     assert "phi-4 tp=1: q_heads=40, kv_heads=10" in str(refused.exception)
@@ -435,25 +487,24 @@ def test_keys_that_nothing_can_fit_are_told_with_what_would(tmp_path: Path) -> N
     """A length of ten million tokens has pages of which not one fits in VMEM twice."""
     long = {"num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 128}
     (tmp_path / "long.json").write_text(json.dumps({**long, "max_position_embeddings": 10485760}))
-    model = ("--target", "v6e", "--model", str(tmp_path / "long.json"))
+    model = ("--target", "v6e", "--model", str(tmp_path / "long.json"), "--max-num-batched-tokens", "2048")
     runner = CliRunner()
     listed = runner.invoke(cli, ["keys", *model], catch_exceptions=False)
     ways = "--max-model-len 4194304 or less with --page-size 4096, or a larger --vmem-limit, up to 128MiB"
-    said = (
-        f"one page of 16384 tokens and one query need 32.02 MiB of VMEM, and the limit is 32 MiB; type {ways}"
-    )
-    assert f"nothing can fit v6e: {said}\n" in listed.stderr
+    said = "one page of 16384 tokens and one query need 32.02 MiB of VMEM, and the limit is 32.00 MiB; type "
+    said += ways
+    assert f"nothing can run on v6e: {said}\n" in listed.stderr
     dry = runner.invoke(cli, ["sweep", *model, "--no-cache", "--dry-run"], catch_exceptions=False)
-    assert f"nothing can fit v6e: {said}\n" in dry.stderr
+    assert f"nothing can run on v6e: {said}\n" in dry.stderr
     swept = runner.invoke(cli, ["sweep", *model, "--no-cache", "--out", str(tmp_path / "r")])
     assert swept.exit_code == 0
     assert swept.stdout.splitlines()[-1] == f"Next: the same with {ways}"
     typed = ["--max-model-len", "4194304", "--page-size", "4096"]
     assert (
-        "nothing can fit" not in runner.invoke(cli, ["keys", *model, *typed], catch_exceptions=False).stderr
+        "nothing can run" not in runner.invoke(cli, ["keys", *model, *typed], catch_exceptions=False).stderr
     )
     enough = ["sweep", *model, "--dry-run", "--vmem-limit", "64MiB"]
-    assert "nothing can fit" not in runner.invoke(cli, enough, catch_exceptions=False).stderr
+    assert "nothing can run" not in runner.invoke(cli, enough, catch_exceptions=False).stderr
 
 
 def test_a_page_table_that_nothing_can_fit_is_told_with_the_page_that_would() -> None:
@@ -466,10 +517,52 @@ def test_a_page_table_that_nothing_can_fit_is_told_with_the_page_that_would() ->
         f"{shape},page_size=128",
         "--shape",
         f"{shape},page_size=512",
+        "--shape",
+        f"{shape},page_size=1024",
     ]
     said = CliRunner().invoke(cli, asked, catch_exceptions=False).stderr
-    assert "nothing can fit v6e for 1 of 2 keys, such as ('bfloat16', 'bfloat16', 8, 1, 128, 128," in said
-    assert said.endswith("128 rows of 8192 pages, is larger than SMEM; type page_size=1024\n")
+    assert "nothing can run on v6e for 2 of 3 keys, such as ('bfloat16', 'bfloat16', 8, 1, 128, 128," in said
+    assert said.endswith(
+        "128 rows of 8192 pages, needs 4.01 MiB of SMEM, and there is 1.00 MiB; type page_size=1024\n"
+    )
+
+
+def test_the_border_of_smem_is_told_before_the_sweep_with_figures_that_differ() -> None:
+    """256 rows of 1,024 pages are 1 MiB by themselves; what goes with them is over it."""
+    model = ["keys", "--target", "v6e", "--model", "llama-3.1-8b", "--max-model-len", "16384"]
+    asked = [*model, "--max-num-batched-tokens", "2048", "--page-size", "16", "--max-num-seqs"]
+
+    def said(seqs: int) -> str:
+        return CliRunner().invoke(cli, [*asked, str(seqs)], catch_exceptions=False).stderr
+
+    assert said(256).splitlines()[-1] == (
+        "nothing can run on v6e: the page table, 256 rows of 1024 pages, needs 1.01 MiB of SMEM, and there "
+        "is 1.00 MiB; type --page-size 32"
+    )
+    assert "nothing can run" in said(249) and "nothing can run" not in said(248)
+    assert room.told_apart(1_048_720, 1_048_576) == ("1,048,720 bytes", "1,048,576 bytes")
+
+
+def test_heads_of_256_that_the_compiler_refuses_are_told_before_the_sweep(tmp_path: Path) -> None:
+    def stderr(*asked: str) -> str:
+        return CliRunner().invoke(cli, ["keys", "--target", "v6e", *asked], catch_exceptions=False).stderr
+
+    model = ("--model", "gemma-3-12b", "--max-model-len", "4096", "--max-num-batched-tokens", "2048")
+    refused = "refuses 8 KV heads of 256 with bfloat16 KV, whatever the block sizes and the VMEM limit"
+    assert stderr(*model).splitlines()[-1] == (
+        f"nothing can run on v6e: the compiler (libtpu 0.0.42) {refused}; type --tp 8, which leaves at most "
+        "1 KV head on a chip"
+    )
+    assert "nothing can run" not in stderr(*model, "--tp", "8")
+    halved = stderr(*model, "--kv-dtype", "float8_e4m3fn")
+    assert "type --tp 4, which leaves at most 2 KV heads on a chip" in halved
+    shape = "q_heads=16,kv_heads=8,page_size=128,max_num_batched_tokens=512,max_model_len=2048,head_dim="
+    windowed = stderr("--model", "gemma-3-12b", "--tp", "8").splitlines()[1]
+    assert windowed.endswith(
+        "sweep these layers with --sliding-window 1024 into another --out than the others"
+    )
+    assert "type kv_heads=1, those of one of several chips" in stderr("--shape", f"{shape}256")
+    assert "nothing can run" not in stderr("--shape", f"{shape}128")
 
 
 def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_path: Path) -> None:
@@ -493,7 +586,7 @@ MISTAKES: list[tuple[list[Any], str]] = [
     (["keys", "--preset", "smoke", "--tp", "4"], "--tp is of a --model, and none is named"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "3"], "cannot be divided among --tp 3"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "0"], "is not a list of positive whole numbers"),
-    (["keys", "--model", "llama-3.1-8b", "--kv-dtype", "fp8"], "'fp8' is not one of"),
+    (["keys", "--model", "llama-3.1-8b", "--kv-dtype", "fp4"], "'fp4' is not one of"),
     (["keys", "--model", "llama-3"], "near it: llama-3-"),
     (["sweep", "--target", "v6e", "--model", CONFIGS / "deepseek-v3.json", "--dry-run"], "latent attention"),
 ]  # fmt: skip

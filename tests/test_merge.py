@@ -142,18 +142,6 @@ def test_the_installed_jax_names_its_devices() -> None:
     assert jax_device_name("TPU7x") == ("TPU v7" if newer else "TPU7x")
 
 
-def test_other_dialects_say_for_which_kernel_they_were_tuned(folder: Path) -> None:
-    from autotune.tables.dialects import INFERENCE
-
-    emitted = emit.emit(emit.read(folder), allow_modelled=True, dialect=INFERENCE)
-    table = read_text(emitted.text, "x")
-    assert table.dialect is INFERENCE
-    assert "which is not this stack's" in table.provenance["tuned_for"]
-    assert table.modelled
-    assert emitted.conversion is not None
-    assert "4 more were merged" in emitted.conversion
-
-
 def test_check_says_whether_the_file_would_change(
     folder: Path, tmp_path: Path, autotune: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
@@ -170,7 +158,5 @@ def test_check_says_whether_the_file_would_change(
     assert other.stderr.splitlines()[0].startswith(
         "2 changed, 1 new, 1 kept as not slower, 1 kept as the rows"
     )
-    for wrong in (("emit", folder, "--check"), (*command, "--names", "jax", "--dialect", "sglang-jax")):
-        done = autotune(*wrong)
-        assert done.returncode == 2
-        assert "Traceback" not in done.stderr
+    wrong = autotune("emit", folder, "--check")
+    assert wrong.returncode == 2 and "Traceback" not in wrong.stderr

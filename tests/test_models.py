@@ -214,6 +214,14 @@ def test_a_folder_and_a_name_and_a_repository(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text((CONFIGS / "llama-3.1-8b.json").read_text())
     assert find(str(folder)).name == "my-llama"
+    for tuned in ("llama-3.1-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct", "x/Meta-Llama-3.1-8B-it-FP8"):
+        model = find(tuned)
+        assert (model.name, model.attentions) == ("llama-3.1-8b", known("llama-3.1-8b").attentions)
+        assert model.notes[0] == (
+            f"{tuned} is taken to have the heads of llama-3.1-8b; its longest length may be another"
+        )
+    assert find("mistralai/Mistral-7B-Instruct-v0.3").name == "mistral-7b-v0.3"
+    assert find("gemma-3-12b").name == find("google/gemma-3-12b-it").name == "gemma-3-12b"
     assert find("Llama-3.1-8B") == find("meta-llama/Llama-3.1-8B") == known("llama-3.1-8b")
 
 
@@ -224,6 +232,8 @@ def test_a_folder_and_a_name_and_a_repository(tmp_path: Path) -> None:
         ("Qwen/Qwen3-9B", "near it: qwen3-8b"),
         ("Qwen/Qwen3-9B", "nothing is downloaded"),
         ("https://huggingface.co/x/y", "is a URL, and nothing is downloaded"),
+        ("https://huggingface.co/x/llama-3.1-8b-instruct", "is a URL, and nothing is downloaded"),
+        ("./llama-3.1-8b-instruct", "is neither a file nor a built-in model"),
         ("missing/config.json", "does not exist"),
         ("x" * 5000, "is neither a file nor a built-in model"),
         ("a\0b", "is neither a file nor a built-in model"),

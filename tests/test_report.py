@@ -86,6 +86,26 @@ def test_a_failure_is_shown_as_what_it_is(tmp_path: Path) -> None:
     assert report.provenance.counts == {"modelled": {"ok": 1, "timeout": 1, "vmem_oom": 1}}
 
 
+def test_a_default_that_fails_is_told_and_not_said_to_be_untried(tmp_path: Path) -> None:
+    untried = OTHER._replace(head_dim=256)
+    report = built(
+        tmp_path,
+        make_row(4, 64, latency_us=2.0),
+        make_row(16, 32, status="vmem_oom", needed_bytes=3 << 20, limit_bytes=2 << 20, error="no room"),
+        make_row(4, 64, latency_us=2.0, key=untried),
+    )
+    by_key = {entry.key: entry for entry in report.keys.entries}
+    assert by_key[KEY].default == (16, 32)
+    assert (by_key[KEY].default_status, by_key[untried].default_status) == ("vmem_oom", None)
+    text = page_of(report)
+    said = [entry["default_status"] for entry in embedded_in(text)["entries"]]
+    assert sorted(said, key=str) == [None, "vmem_oom"]
+    cells = [unescape(cell) for cell in re.findall(r"<td>([^<]*)</td>", text)]
+    assert "16,32 vmem_oom" in cells and "32,32 not tried" in cells
+    facts = unescape(re.sub(r"<[^>]+>", "", text))
+    assert "1 of 2 keys where JAX's default fails: vmem_oom" in facts
+
+
 def test_a_folder_with_nothing_but_failures_has_a_page(tmp_path: Path) -> None:
     report = built(tmp_path, make_row(status="crashed", error="it died"))
     assert [entry.winner for entry in report.keys.entries] == [None]
@@ -192,6 +212,26 @@ def test_settings_of_the_kernel_are_kept_apart(tmp_path: Path) -> None:
         "vmem_limit_bytes=104857600 (100 MiB)",
     ]
     assert ("VMEM limit", ["the compiler's own", "100 MiB"]) in report.provenance.facts
+
+
+def test_equal_keys_of_two_folders_show_what_tells_them_apart(tmp_path: Path) -> None:
+    """Without a script; with one, the table of keys has a column of it, and so has each name of a key."""
+    results.append(tmp_path / "a", [make_row(4, 32, latency_us=1.0)])
+    limited = Settings(vmem_limit_bytes=100 << 20)
+    results.append(tmp_path / "b", [make_row(8, 32, latency_us=2.0, settings=limited)])
+
+    def lines(*folders: Path) -> list[list[str]]:
+        [table] = re.findall(r"<noscript>.*</noscript>", page_of(data.build(folders)), re.S)
+        rows = re.findall(r"<tr>(.*?)</tr>", table)
+        return [[unescape(cell) for cell in re.findall(r"<t[dh][^>]*>([^<]*)</t[dh]>", row)] for row in rows]
+
+    head, *both = lines(tmp_path / "a", tmp_path / "b")
+    assert head[-1] == "setting"
+    assert sorted((line[6], line[-1]) for line in both) == [
+        ("4,32", "the compiler's own VMEM limit"),
+        ("8,32", "vmem_limit_bytes=104857600 (100 MiB)"),
+    ]
+    assert lines(tmp_path / "a")[0][-1] == "published"
 
 
 def test_workloads_of_one_name_are_told_apart(tmp_path: Path) -> None:

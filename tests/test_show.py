@@ -16,6 +16,7 @@ from autotune.cli import cli
 from autotune.commands.next_step import committable
 from autotune.errors import UsageError
 from autotune.incumbents import incumbent
+from autotune.kernel.rpa import published_table
 from autotune.show_formats import FORMATS, record, render
 from autotune.terminal import WIDTH
 from autotune.tpu.chips import GENERATIONS
@@ -142,6 +143,59 @@ def test_a_winner_without_todays_pair_says_so(tmp_path: Path) -> None:
     for status, latency in (("vmem_oom", None), ("ok", 21.0)):  # what fails is no rival
         results.append(tmp_path, [make_row(*pair, status=status, latency_us=latency)])
         assert show.overview(tmp_path).uncompared == []
+
+
+def test_a_default_that_fails_is_not_one_that_was_not_tried(tmp_path: Path) -> None:
+    """Three keys: JAX's default overflows, times out, and has no row; nothing is published for any."""
+    keys = [KEY._replace(head_dim=256, max_model_len=length) for length in (2048, 4096, 8192)]
+    defaults = [incumbent(GENERATIONS["v6e"], key).default for key in keys]
+    assert [incumbent(GENERATIONS["v6e"], key).published for key in keys] == [None] * 3
+    results.append(
+        tmp_path,
+        [
+            *(make_row(4, 64, key=key, latency_us=20.0) for key in keys),
+            make_row(*defaults[0], key=keys[0], status="vmem_oom", needed_bytes=9, limit_bytes=8),
+            make_row(*defaults[1], key=keys[1], status="timeout"),
+        ],
+    )
+    seen = show.overview(tmp_path)
+    assert [line.default_status for line in seen.lines] == ["vmem_oom", "timeout", None]
+    assert seen.failing == {"default": ({"vmem_oom": 1, "timeout": 1}, 3), "published": ({}, 0)}
+    for form in ("text", "markdown"):
+        said = render(seen, form)
+        shown = [f"{pair[0]},{pair[1]} {mark}" for pair, mark in zip(defaults, "!!?", strict=True)]
+        assert all(text in said for text in shown)
+        joined = " ".join(said.split())
+        assert "JAX's default does not fit 1 of 3 keys: 1 vmem_oom" in joined
+        assert "JAX's default fails on 1 of 3 keys: 1 timeout" in joined
+        assert "published value" not in joined
+    lines = list(csv.DictReader(io.StringIO(render(seen, "csv"))))
+    assert [line["default_status"] for line in lines] == ["vmem_oom", "timeout", ""]
+    held = json.loads(render(seen, "json"))
+    assert [line["default_status"] for line in held["winners"]] == ["vmem_oom", "timeout", None]
+    assert held["failing"]["default"] == {"keys": 3, "statuses": {"vmem_oom": 1, "timeout": 1}}
+
+
+def test_a_published_value_that_fails_is_told(tmp_path: Path) -> None:
+    now = {key: incumbent(GENERATIONS["v6e"], key) for key in published_table()["TPU v6"]}
+    key = next(key for key, pairs in now.items() if pairs.published != pairs.default)
+    pair = now[key].published
+    assert pair is not None
+    results.append(
+        tmp_path,
+        [
+            make_row(1, 16, key=key, latency_us=20.0),
+            make_row(*pair, key=key, status="compile_error"),
+            make_row(*now[key].default, key=key, latency_us=40.0),
+        ],
+    )
+    seen = show.overview(tmp_path)
+    [line] = seen.lines
+    assert (line.default_status, line.default_cost) == ("ok", pytest.approx(2.0))
+    assert (line.published_status, line.published_cost) == ("compile_error", None)
+    said = " ".join(render(seen, "text").split())
+    assert "JAX's published value fails on 1 of 1 key: 1 compile_error" in said
+    assert "JAX's default does not" not in said
 
 
 def test_a_cost_is_never_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from autotune import space
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Problem, Settings
+from autotune.kernel.rpa import smem_bytes
 from autotune.tpu.chips import GENERATIONS, MIB, V4, V5E, V6E, V7X, beyond_vmem, vmem_limit
 from tests.conftest import program
 
@@ -72,7 +73,35 @@ def test_page_tables_beyond_smem() -> None:
     assert space.page_table_overflow(V6E, problem(16, length=16 * 1024, seqs=128)) is None
     verdict = space.page_table_overflow(V6E, problem(16, length=16 * 4096, seqs=128))
     assert verdict
-    assert (verdict.status, verdict.needed_bytes) == ("smem_oom", 128 * 4096 * 4)
+    operands = 512 + 128 * 4096 * 4 + 1024 + 512 + 512
+    assert (verdict.status, verdict.needed_bytes) == ("smem_oom", operands + 2960)
+
+
+@pytest.mark.parametrize(
+    ("seqs", "pages", "operands"),
+    [
+        (128, 16, 68096),  # the sums of the tiles in listings of libtpu 0.0.42
+        (256, 256, 266240 - 512),
+        (100, 200, 108544),
+        (1, 16, 2560),
+        (3, 16, 4096),
+        (5, 300, 14336),
+        (1000, 130, 1033216),
+        (248, 1024, 1018880),
+    ],
+)
+def test_smem_is_counted_as_the_compiler_lists_it(seqs: int, pages: int, operands: int) -> None:
+    assert smem_bytes(problem(16, length=16 * pages, seqs=seqs)) == operands + 2960
+
+
+@pytest.mark.parametrize(
+    ("seqs", "pages", "fits"),
+    [(248, 1024, True), (250, 1024, False), (136, 1920, False), (120, 2176, False), (2008, 128, True)],
+)
+def test_the_border_of_smem_is_the_compilers(seqs: int, pages: int, fits: bool) -> None:
+    """As libtpu 0.0.42 compiled these for v6e."""
+    found = space.page_table_overflow(V6E, problem(16, length=16 * pages, seqs=seqs))
+    assert (found is None) == fits
 
 
 def test_a_compiled_program_may_still_be_too_large_for_a_keys_page_table() -> None:

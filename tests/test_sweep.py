@@ -16,8 +16,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import results
+from autotune import results, show
+from autotune.commands import sweep
+from autotune.plan import Request
+from autotune.tpu.chips import V6E
 from tests.conftest import command_line, user_environment
+from tests.test_results import make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -154,6 +158,22 @@ def test_failures_are_rows_and_never_win(autotune: Run, tmp_path: Path) -> None:
     overflow = frame[frame["status"] == "vmem_oom"].iloc[0]
     assert overflow["limit_bytes"] == 500 * 1024 < overflow["needed_bytes"]
     assert pd.isna(overflow["latency_us"])
+
+
+def test_heads_of_256_compile_as_the_check_in_advance_says(autotune: Run, tmp_path: Path) -> None:
+    one, two = (shape(head_dim=256, q_heads=2 * heads, kv_heads=heads) for heads in (1, 2))
+    done = autotune(
+        *("sweep", "--target", "v6e", "--shape", one, "--shape", two, "--out", "r"),
+        *("--kv-pages", "8", "--queries", "32"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert (
+        "nothing can run on v6e for 1 of 2 keys, such as ('bfloat16', 'bfloat16', 4, 2, 256," in done.stderr
+    )
+    assert "type kv_heads=1, those of one of several chips" in done.stderr
+    rows = results.read(tmp_path / "r", ["status", "error"])
+    found = {(row["num_kv_heads_per_blk"], row["status"]) for row in results.rows_of(rows)}
+    assert found == {(1, "ok"), (2, "compile_error")}
 
 
 def test_a_time_limit_is_a_row_and_may_be_lifted_later(autotune: Run, tmp_path: Path) -> None:
@@ -424,3 +444,42 @@ def test_a_file_in_place_of_the_results_folder(autotune: Run, tmp_path: Path) ->
     assert done.returncode == 2
     assert "--out 'r' is a file" in done.stderr
     assert (tmp_path / "r").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (
+            {"compile_error": 12, "vmem_oom": 5},
+            "the compiler refuses 12 of 17 candidates, and another --vmem",
+        ),
+        (
+            {"vmem_oom": 5, "smem_oom": 1},
+            "try smaller --kv-pages and --queries, or a larger --vmem-limit, up",
+        ),
+        (
+            {"smem_oom": 5, "vmem_oom": 1},
+            "a larger page size, a shorter --max-model-len or a smaller --max-num",
+        ),
+        ({"timeout": 3}, None),
+    ],
+)
+def test_the_advice_after_failures_is_of_what_fails_most(statuses: dict[str, int], said: str | None) -> None:
+    seen = show.Overview([], {"modelled": statuses}, [], [], [], {})
+    advice = sweep._after_failures(seen, Request(generation=V6E, keys=()))
+    assert advice is None if said is None else said in (advice or "")
+
+
+def test_a_key_without_a_winner_tells_each_way_of_failing_the_most_frequent_first(tmp_path: Path) -> None:
+    results.append(
+        tmp_path,
+        [
+            *(make_row(pages, 32, status="compile_error", error="refused") for pages in (1, 2, 4)),
+            make_row(8, 32, status="vmem_oom", needed_bytes=34603008, limit_bytes=33554432),
+            make_row(16, 32, status="vmem_oom", needed_bytes=68157440, limit_bytes=33554432),
+        ],
+    )
+    [(_, _, why)] = show.overview(tmp_path).without_winner
+    assert why == (
+        "3 compile_error, such as 1,32: refused; 2 vmem_oom, such as 8,32: needs 33.00 MiB, limit 32.00 MiB"
+    )

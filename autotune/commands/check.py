@@ -24,6 +24,12 @@ FORMATS = ("text", "markdown", "json", "github")
 @click.argument("table", shell_complete=names_or_files(*TABLES))
 @click.option("--target", type=TARGET, help="Only this generation's rows.")
 @click.option(
+    "--lookup",
+    metavar="NAME",
+    help="Judge by this look-up; a wrong name lists those there are. [default: the file's own, told by the "
+    "text of its functions]",
+)
+@click.option(
     "--compile", "compiling", is_flag=True, help="Compile the entries too, for each generation of the table."
 )
 @click.option(
@@ -60,6 +66,7 @@ FORMATS = ("text", "markdown", "json", "github")
 def command(
     table: str,
     target: str | None,
+    lookup: str | None,
     compiling: bool,
     limit: int | None,
     vmem_limit: int | None,
@@ -81,7 +88,7 @@ def command(
     from autotune.tables import load
     from autotune.tables.dialects import JAX
 
-    loaded = load(table)
+    loaded = load(table, lookup)
     if target is not None:
         check.targets_of(loaded, target)
         loaded = loaded.only(target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
@@ -36,7 +38,8 @@ def command(
     """Compare tables: keys added, removed and changed, and what each one's choices cost.
 
     A table is a Python file, `jax` for the installed JAX's own, a generation for the committed one, or a
-    results folder; `:DEVICE` after it picks one device. Between two tables the keys are shown, and which part
+    results folder; `:DEVICE` after it picks one device. Beside results folders, `jax` is what JAX answers for
+    their keys, its defaults included. Between two tables the keys are shown, and which part
     of the key the changes run along; between more, counts. Where there are rows, a matrix says what each
     table's choices cost on each generation, above the best pair: by the committed rows, for results folders
     too, unless --results names these or others.
@@ -44,7 +47,7 @@ def command(
     from itertools import combinations
 
     from autotune import scoreboard
-    from autotune.diff import compare, regret_matrix
+    from autotune.diff import answers_for, compare, regret_matrix
     from autotune.diff_formats import Comparison, render
     from autotune.tables import load
     from autotune.tables.dialects import JAX
@@ -52,6 +55,10 @@ def command(
     if len(tables) < 2:
         raise UsageError(f"diff compares two tables or more, and {len(tables)} are named: name A and B")
     loaded = [load(name) for name in tables]
+    swept = [table for name, table in zip(tables, loaded, strict=True) if _is_results_folder(name)]
+    if swept:
+        pairs_of_names = zip(tables, loaded, strict=True)
+        loaded = [answers_for(table, swept) if name == "jax" else table for name, table in pairs_of_names]
     pairs = {(i, j): compare(loaded[i], loaded[j]) for i, j in combinations(range(len(loaded)), 2)}
     board = None
     if folders:
@@ -64,9 +71,14 @@ def command(
         regret_matrix(loaded, board) if board else {},
         board.origin if board else None,
         board.sources() if board else (),
+        board.vmem_limit_bytes if board else None,
     )
     click.echo(render(comparison, form, show_all=show_all), nl=False)
     if form == "text" and comparison.differs:
         click.echo(f"Next: {command_name()} check {typed(tables[-1])}", err=True)
     if exit_code and comparison.differs:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
+
+
+def _is_results_folder(name: str) -> bool:
+    return "://" in name or Path(name).is_dir()

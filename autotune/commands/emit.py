@@ -28,19 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option("--target", type=TARGET, help="Only the winners of this generation.")
 @click.option(
-    "--dialect",
-    type=click.Choice(("jax", "tpu-inference", "sglang-jax")),
-    default="jax",
-    show_default=True,
-    help="Whose table to write. The two others leave out a part of the key, and rows are merged.",
-)
-@click.option(
     "--names",
     type=click.Choice(("autotune", "jax")),
     default="autotune",
     show_default=True,
-    help="Device names: those of the stand-in module, or those that JAX's own look-up asks for, "
-    "for a patch to its table.",
+    help="Write the stand-in module with its own device names, or only rows to paste into JAX's own table, "
+    "under the names that its look-up asks for.",
 )
 @click.option(
     "--base",
@@ -62,7 +55,6 @@ def command(
     output: Path | None,
     allow_modelled: bool,
     target: str | None,
-    dialect: str,
     names: str,
     base: str | None,
     min_gain: float,
@@ -78,21 +70,17 @@ def command(
     """
     if check and output is None:
         raise UsageError("--check compares with a file: name it with -o")
-    if names == "jax" and dialect != "jax":
-        raise UsageError(f"--names jax is for the jax dialect, and --dialect is {dialect}: leave one out")
     from autotune import emit
     from autotune.files import whole
     from autotune.incumbents import uncompared_text
     from autotune.tables import load
-    from autotune.tables.dialects import DIALECTS
     from autotune.terminal import counted
 
     merged_into = load(base) if base else None
     won = emit.read(folder, target=target, base=merged_into, min_gain=min_gain / 100)
-    emitted = emit.emit(won, allow_modelled=allow_modelled, dialect=DIALECTS[dialect], names=names)
-    for note in (won.merged, emitted.conversion):
-        if note is not None:
-            click.echo(f"{note}", err=True)
+    emitted = emit.emit(won, allow_modelled=allow_modelled, names=names)
+    if won.merged is not None:
+        click.echo(f"{won.merged}", err=True)
     for sweep in won.unfinished:
         click.echo(f"unfinished: {sweep}: winners may change till it does", err=True)
     if won.uncompared and not check:
@@ -110,13 +98,12 @@ def command(
     with whole(output) as file:
         file.write(emitted.text.encode())
     sources = ", ".join(f"{count} {source}" for source, count in sorted(emitted.sources.items()))
-    made_of = "made of " if sum(emitted.sources.values()) != emitted.rows else ""
-    click.echo(f"{shown(output)}: {counted(emitted.rows, 'key')} ({made_of}{sources})", err=True)
+    click.echo(f"{shown(output)}: {counted(emitted.rows, 'key')} ({sources})", err=True)
     if output.is_file():
-        click.echo(f"Next: {_next(output, dialect, names, won.unfinished)}", err=True)
+        click.echo(f"Next: {_next(output, names, won.unfinished)}", err=True)
 
 
-def _next(output: Path, dialect: str, names: str, begun: Sequence[Begun]) -> str:
+def _next(output: Path, names: str, begun: Sequence[Begun]) -> str:
     """What to do with a table: finish its sweep, keep it or look at it, and put it to use."""
     from autotune.commands import next_step
 
@@ -126,10 +113,12 @@ def _next(output: Path, dialect: str, names: str, begun: Sequence[Begun]) -> str
     first = f"{command_name()} check {name}"
     if next_step.committable(output):
         first = f"git add {name} && git commit -m 'Tuned block sizes'"
-    if dialect != "jax":
-        return f"{first}; it takes the place of {dialect}'s tuned_block_sizes.py"
     if names == "jax":
-        return f"{first}; it takes the place of JAX's own tuned_block_sizes.py"
+        return (
+            f"{first}; it is no module: paste its rows into the TUNED_BLOCK_SIZES of "
+            "jax/experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_sizes.py, in place of those "
+            "under the same device name"
+        )
     return f"{first}; in a program: with autotune.tables.use({str(output)!r}): ..."
 
 

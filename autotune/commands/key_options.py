@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,14 +17,15 @@ from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import DTYPE_BITS, NO_SETTINGS, Problem, Program, Settings, TableKey
 
 if TYPE_CHECKING:
-    from autotune.keyset import Entry
+    from autotune.keyset import Asked, Entry, Serving
     from autotune.models import Model
     from autotune.tpu.chips import Generation
     from autotune.tpu.compiler import Compiled
 
 PRESETS = ("smoke", "published")
-# vLLM's names of its two, and the kernel's own.
-_ALIASES = {"fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+# vLLM's names on TPUs (TPU_STR_DTYPE_TO_TORCH_DTYPE in tpu_inference/layers/vllm/backends/flash_attn.py), and
+# the kernel's own.
+KV_ALIASES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 _LISTED = 60  # lines of the listing before a sweep
 COMPILE_TIMEOUT = 300.0  # seconds
 
@@ -54,12 +55,18 @@ _OPTIONS = (
         help="A model as it is served: its Hugging Face config.json, the folder of it, or a built-in name "
         "such as llama-3.1-8b (autotune keys --list-models). Repeatable.",
     ),
-    click.option("--tp", type=Numbers(), help="Chips that a --model's heads are divided among. [default: 1]"),
+    click.option(
+        "--tp",
+        type=Numbers(),
+        help="Chips that a --model's heads are divided among; of several numbers, those that cannot be are "
+        "skipped. [default: 1]",
+    ),
     click.option(
         "--max-num-batched-tokens",
         "tokens",
         type=Numbers(),
-        help="Tokens of a batch of a --model; name all sizes that the stack pads batches to. [default: 2048]",
+        help="Tokens of a batch of a --model; name all sizes that the stack pads batches to. [default: those "
+        "of vLLM on TPUs, 16,32,64,128,256,512,1024,2048]",
     ),
     click.option(
         "--max-model-len",
@@ -78,9 +85,9 @@ _OPTIONS = (
     ),
     click.option(
         "--kv-dtype",
-        type=click.Choice([*DTYPE_BITS, *_ALIASES]),
+        type=click.Choice([*DTYPE_BITS, *KV_ALIASES]),
         metavar="DTYPE",  # the choices would be a line of 100 columns
-        help="Dtype of a --model's KV cache, such as fp8_e4m3 or int8. [default: that of the model]",
+        help="Dtype of a --model's KV cache, such as fp8 (float8_e4m3fn) or int8. [default: the model's]",
     ),
     click.option(
         "--keys",
@@ -188,13 +195,14 @@ class Selection:
             lengths=chosen.lengths,
             page_sizes=chosen.page_sizes,
             dtype=chosen.dtype,
-            kv_dtype=_ALIASES.get(chosen.kv_dtype or "", chosen.kv_dtype),
+            kv_dtype=KV_ALIASES.get(chosen.kv_dtype or "", chosen.kv_dtype),
             max_num_seqs=self.max_num_seqs,
         )
         for model in self.models:
-            of_model = resolve(keyset.of_model(model, serving))
+            of_model, skipped = _divided(model, serving, resolve)
             entries += of_model
-            lines += keyset.listing(model, of_model, recommended=not chosen.page_sizes)
+            lines += skipped
+            lines += keyset.listing(model, of_model, not chosen.page_sizes, not chosen.tokens)
         from_files, notes = keyset.canonical(self.read)
         entries += from_files
         lines += notes
@@ -207,11 +215,46 @@ class Selection:
     def no_room(
         self, keys: Sequence[TableKey], generation: Generation, settings: Settings = NO_SETTINGS
     ) -> tuple[str, str] | None:
-        """Why nothing can fit some of the keys, and what to type, in the options' words; None if all may."""
+        """Why nothing can run for some of the keys, and what to type; None if something may for all."""
         from autotune import room
 
-        typed = ("--page-size ", "--max-model-len ") if self.models else ("page_size=", "max_model_len=")
-        return room.no_room(generation, keys, settings, self.max_num_seqs, typed)
+        if self.models:
+            words = room.Words(kv_heads=self._fewer_heads)
+        else:
+            heads = "kv_heads={0}, those of one of several chips".format
+            words = room.Words("page_size=", "max_model_len=", heads)
+        return room.no_room(generation, keys, settings, self.max_num_seqs, words)
+
+    def _fewer_heads(self, most: int, key: TableKey) -> str:
+        """The least --tp that leaves no model more KV heads of a key's kind on a chip."""
+        from autotune import keyset
+
+        divided = (keyset.unpadded(model, key.canonical_problem()) for model in self.models)
+        least = [next((tp for tp, _, kv_heads in each if kv_heads <= most), 0) for each in divided]
+        heads = f"at most {most} KV head{'s' if most > 1 else ''} on a chip"
+        return f"--tp {max(least)}, which leaves {heads}" if all(least) else heads
+
+
+def _divided(
+    model: Model, serving: Serving, resolve: Callable[[Iterable[Asked]], list[Entry]]
+) -> tuple[list[Entry], list[str]]:
+    """A model's keys with each --tp that its heads can be divided by, and a line for each that they cannot.
+
+    Raises:
+      UsageError: there is no other; what is wrong with each.
+    """
+    from autotune import keyset
+
+    entries: list[Entry] = []
+    refused: dict[int, UsageError] = {}
+    for tp in serving.tps:
+        try:
+            entries += resolve(keyset.of_model(model, dataclasses.replace(serving, tps=(tp,))))
+        except UsageError as error:
+            refused[tp] = error
+    if not entries:
+        raise UsageError("\n".join(dict.fromkeys(map(str, refused.values()))))
+    return entries, [f"--tp {tp} is skipped: {str(error).splitlines()[0]}" for tp, error in refused.items()]
 
 
 def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, Compiled]:
@@ -228,18 +271,21 @@ def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, 
 
 def _of_shape(entry: Entry) -> list[str]:
     """What to say of a --shape: nothing where it is its own key's."""
+    from autotune.heads import head_dim_padding
     from autotune.keyset import rounded
 
     problem = entry.problem
     assert problem is not None
+    padding = [text] if (text := head_dim_padding(problem)) else []
     if entry.padded:
-        return [f"{entry.padded.advice(problem)}; swept as ({', '.join(map(str, entry.key))})"]
+        return [*padding, f"{entry.padded.advice(problem)}; swept as ({', '.join(map(str, entry.key))})"]
     if entry.key.canonical_problem(problem.max_num_seqs) == problem:
         return []
     return [
+        *padding,
         f"q_heads={problem.num_q_heads}, kv_heads={problem.num_kv_heads}: JAX looks this shape up under the "
         f"key ({', '.join(map(str, entry.key))}), so it is swept at that padded shape"
-        + (f"; {why}" if (why := rounded(problem, entry.key)) else "")
+        + (f"; {why}" if (why := rounded(problem, entry.key)) else ""),
     ]
 
 

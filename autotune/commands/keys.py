@@ -16,8 +16,7 @@ from autotune.key_files import FORMATS, render
 
 
 @click.command(
-    epilog="Example: autotune keys --model llama-3.1-8b --tp 1,8 --max-model-len 8192 "
-    "--max-num-batched-tokens 1024,2048 --format json"
+    epilog="Example: autotune keys --model llama-3.1-8b --tp 1,8 --max-model-len 8192 --format json"
 )
 @key_options
 @click.option(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import TARGET, NamedPath, Seconds, Size, cores
+from autotune.commands.key_options import KV_ALIASES
+from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, cores
 from autotune.errors import UsageError
+from autotune.folders import Folder
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS
 
 if TYPE_CHECKING:
     from autotune.explain import Explanation
 
-DTYPES = ("float32", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3b11fnuz", "int8", "int4")
 _COUNT = click.IntRange(1, 2**31 - 1)
 
 
@@ -28,8 +31,24 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 @click.option("--page-size", type=_COUNT, required=True, help="Tokens of a page.")
 @click.option("--max-num-batched-tokens", type=_COUNT, required=True, help="Tokens of a batch.")
 @click.option("--max-model-len", type=_COUNT, required=True, help="Tokens that one sequence can hold.")
-@click.option("--q-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
-@click.option("--kv-dtype", type=click.Choice(DTYPES), metavar="DTYPE", default="bfloat16", show_default=True)
+@click.option(
+    "--max-num-seqs",
+    type=click.IntRange(1, 65536),
+    default=DEFAULT_MAX_NUM_SEQS,
+    show_default=True,
+    help="Rows of the page table: the most sequences of a batch.",
+)
+@click.option(
+    "--q-dtype", type=click.Choice(list(DTYPE_BITS)), metavar="DTYPE", default="bfloat16", show_default=True
+)
+@click.option(
+    "--kv-dtype",
+    type=click.Choice([*DTYPE_BITS, *KV_ALIASES]),
+    metavar="DTYPE",
+    default="bfloat16",
+    show_default=True,
+)
+@click.option("--sliding-window", type=click.IntRange(1, 2**30), help="Static argument of the kernel.")
 @click.option("--target", type=TARGET, help="TPU generation. [default: the attached TPU]")
 @click.option(
     "--table",
@@ -42,9 +61,10 @@ _COUNT = click.IntRange(1, 2**31 - 1)
 @click.option(
     "--results",
     "folders",
-    type=NamedPath(),
+    type=NamedFolder(),
     multiple=True,
-    help="Rows that know the best pair. Repeatable. [default: those of the committed tables]",
+    help="Rows that know the best pair. Repeatable. [default: the results folders among the tables, else "
+    "those of the committed tables]",
 )
 @click.option(
     "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
@@ -70,11 +90,13 @@ def command(
     page_size: int,
     max_num_batched_tokens: int,
     max_model_len: int,
+    max_num_seqs: int,
     q_dtype: str,
     kv_dtype: str,
+    sliding_window: int | None,
     target: str | None,
     tables: tuple[str, ...],
-    folders: tuple[Path, ...],
+    folders: tuple[Folder, ...],
     vmem_limit: int | None,
     compiling: bool,
     compile_timeout: float,
@@ -87,6 +109,7 @@ def command(
     compile each pair for the call's own shape, which takes from a second to some minutes.
     """
     from autotune import explain, explain_formats, scoreboard
+    from autotune.heads import head_dim_padding
     from autotune.kernel.problem import Problem, Settings
     from autotune.tables import load
     from autotune.tables.load import committed_path
@@ -99,35 +122,81 @@ def command(
     try:
         problem = Problem(
             q_dtype=q_dtype,
-            kv_dtype=kv_dtype,
+            kv_dtype=KV_ALIASES.get(kv_dtype, kv_dtype),
             num_q_heads=q_heads,
             num_kv_heads=kv_heads,
             head_dim=head_dim,
             page_size=page_size,
             max_num_batched_tokens=max_num_batched_tokens,
             pages_per_seq=-(-max_model_len // page_size),
+            max_num_seqs=max_num_seqs,
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
     committed = [target] if committed_path(target).is_file() else []
     loaded = [load(name) for name in tables or ("jax", *committed)]
-    board = scoreboard.read(list(folders)) if folders else scoreboard.committed([target])
-    settings = Settings(vmem_limit_bytes=vmem_limit)
+    rows = list(folders) or [Path(name) for name in tables if Path(name).is_dir()]
+    board = scoreboard.read(rows) if rows else scoreboard.committed([target])
+    settings = Settings(sliding_window=sliding_window, vmem_limit_bytes=vmem_limit)
     generation = chips.by_name(target)
     if beyond := chips.beyond_vmem(generation, vmem_limit):
         click.echo(beyond, err=True)
     explanation = explain.explain(problem, generation, loaded, settings, board)
+    if padding := head_dim_padding(problem):
+        click.echo(f"{padding}; what runs is told of that", err=True)
+    served = dataclasses.replace(
+        explanation, problem=dataclasses.replace(problem, head_dim=explanation.key.head_dim)
+    )
+    stuck = _say_why_none(served)
     if compiling:
-        _compile(explanation, compile_timeout)
+        _compile(served, compile_timeout)
+        if not stuck:
+            _say_proven_limit(explanation)
     click.echo(explain_formats.render(explanation, form), nl=False)
+
+
+def _say_why_none(explanation: Explanation) -> bool:
+    """Say why no pair whatever can run the call, with what could; whether that is so."""
+    from autotune import room
+
+    key, problem, generation = explanation.key, explanation.problem, explanation.generation
+    block = dataclasses.replace(
+        problem, num_q_heads=key.num_q_heads_per_blk, num_kv_heads=key.num_kv_heads_per_blk
+    )
+    why = room.why_none(generation, block, explanation.settings)
+    if why:
+        ways = room.ways(generation, key, explanation.settings, problem.max_num_seqs)
+        click.echo(f"nothing can run on {generation}: {why}; type {ways}", err=True)
+    return why is not None
+
+
+def _say_proven_limit(explanation: Explanation) -> None:
+    """Say with which --vmem-limit an entry that overflows was proven to compile."""
+    from autotune.tpu.chips import MIB, vmem_limit
+
+    now = vmem_limit(explanation.generation, explanation.settings.vmem_limit_bytes)
+    for said in explanation.said:
+        limit = said.table.provenance.get("vmem_limit_bytes")
+        cost = explanation.costs.get(said.answer.blocks) if said.answer and said.row else None
+        overflows = cost is not None and cost.verdict is not None and cost.verdict.status == "vmem_oom"
+        if overflows and isinstance(limit, int) and limit > now:
+            click.echo(
+                f"the entry of {said.table.shown} was made for a VMEM limit of {limit / MIB:g} MiB: type "
+                f"--vmem-limit {limit // MIB}MiB",
+                err=True,
+            )
 
 
 def _compile(explanation: Explanation, timeout: float) -> None:
     """Fill in what the distinct pairs cost; without a compiler, say so and leave them out."""
-    from autotune import explain
+    from autotune import explain, space
     from autotune.errors import MachineError
     from autotune.verdicts import compile_all
 
+    if overflow := space.page_table_overflow(explanation.generation, explanation.problem):
+        for blocks in explanation.pairs():
+            explanation.costs[blocks] = explain.cost(explanation, blocks, overflow)
+        return
     programs = {explain.program(explanation, blocks): blocks for blocks in explanation.pairs()}
     try:
         verdicts = compile_all(explanation.generation, programs, named=True, jobs=cores(), timeout=timeout)

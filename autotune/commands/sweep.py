@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from autotune.pool import StartPool
     from autotune.search import Search
     from autotune.shard import Shard
+    from autotune.show import Overview
     from autotune.store import Store
     from autotune.sweep import Summary
 
@@ -342,7 +343,6 @@ def _report(
     from autotune import show, show_formats
     from autotune.commands import next_step
     from autotune.sweep import accounts
-    from autotune.tpu.chips import MIB, hardware, vmem_limit
 
     if devices:
         counts = ", ".join(f"{count} {status}" for status, count in summary.timings.most_common()) or "none"
@@ -366,8 +366,28 @@ def _report(
         click.echo(f"Next: {then}")
     elif not seen.lines and room:
         click.echo(f"Next: the same with {room}")
-    elif not seen.lines and any("vmem_oom" in by_status for by_status in seen.statuses.values()):
-        most = hardware(request.generation).vmem_bytes
-        limited = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
-        larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if limited else ""
-        click.echo(f"Next: try smaller --kv-pages and --queries{larger}")
+    elif not seen.lines and (advice := _after_failures(seen, request)):
+        click.echo(f"Next: {advice}")
+
+
+def _after_failures(seen: Overview, request: Request) -> str | None:
+    """What to try where no candidate is ok, by what fails most; None where nothing is known to help."""
+    from collections import Counter
+
+    from autotune.tpu.chips import MIB, hardware, vmem_limit
+
+    counts = sum((Counter(by_status) for by_status in seen.statuses.values()), Counter[str]())
+    if counts["compile_error"]:
+        of = f"{counts['compile_error']} of {_count(counts.total(), 'candidate')}"
+        return (
+            f"other heads or pages: the compiler refuses {of}, and another --vmem-limit changes nothing of "
+            "that (-v says why, in full)"
+        )
+    if counts["smem_oom"] > counts["vmem_oom"]:
+        return "a larger page size, a shorter --max-model-len or a smaller --max-num-seqs"
+    if not counts["vmem_oom"]:
+        return None
+    most = hardware(request.generation).vmem_bytes
+    limited = vmem_limit(request.generation, request.settings.vmem_limit_bytes) < most
+    larger = f", or a larger --vmem-limit, up to {most // MIB}MiB" if limited else ""
+    return f"try smaller --kv-pages and --queries{larger}"

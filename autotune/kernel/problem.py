@@ -37,8 +37,8 @@ SETTING_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
-# Depths of the kernel's schedule: a call, a query block, a sequence's visit to it, a KV block. A schedule with
-# more or fewer is of another program than the cost model knows.
+# Depths of the kernel's schedule: a call, a query block, a sequence's visit to it, a KV block. A schedule
+# with more or fewer is of another program than the cost model knows.
 LOOP_DEPTHS = 4
 
 

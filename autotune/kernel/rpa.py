@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.kernel.problem import BlockSizes, Layout, Problem, Program, Settings, TableKey
+from autotune.kernel.problem import BlockSizes, Layout, Problem, Program, Settings, TableKey, next_power_of_2
 
 # The shape at which a program is compiled. Its schedule is the same at every other (see Layout), with one
 # exception that these numbers avoid: with a single query block the compiler removes the grid's loop.
@@ -121,9 +121,22 @@ def scratch_bytes(program: Program) -> int:
     return kv_buffers + 2 * rows * 128 * 4 + rows * layout.head_dim * 4
 
 
-def page_table_bytes(problem: Problem) -> int:
-    """SMEM bytes of the page table: rows of int32, padded to 128 columns."""
-    return problem.max_num_seqs * -(-problem.pages_per_seq // 128) * 128 * 4
+def smem_bytes(problem: Problem) -> int:
+    """SMEM bytes that a call needs: its five prefetched operands, in tiles, and the compiler's own.
+
+    By the listings and the overflow messages of libtpu 0.0.42: rows of one or two dimensions are padded to
+    128 int32, those of the page table to a tile of 8, or to a power of two below that. With 2,048 bytes left
+    a call does not fit v5e, v6e and v7x, by 912 bytes at most; with 3,072 left it fits all generations.
+    """
+    seqs, pages = problem.max_num_seqs, problem.pages_per_seq
+    rows = -(-seqs // 8) * 8 if seqs > 8 else next_power_of_2(seqs)
+
+    def row(numbers: int) -> int:
+        return -(-numbers // 128) * 128 * 4
+
+    # kv_lens, the page table, cu_q_lens, the next sequence and buffer, num_seqs
+    operands = row(seqs) + rows * row(pages) + row(seqs + 1) + row(2) + row(1)
+    return operands + 2048 + 912
 
 
 def published_table() -> Mapping[str, Mapping[TableKey, BlockSizes]]:

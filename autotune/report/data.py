@@ -21,11 +21,13 @@ COLUMNS = [*winners.READ_COLUMNS, "autotune", "device_kind", "host"]
 
 
 class Report(NamedTuple):
-    """All that the page shows. regret: a matrix for each setting of the kernel."""
+    """All that the page shows. regret: a matrix for each setting of the kernel. failing: see
+    `show.Overview`."""
 
     keys: entries.Gathered
     regret: list[regret.Matrix]
     agreement: agreement.Agreement
+    failing: dict[str, tuple[dict[str, int], int]]
     provenance: provenance.Provenance
 
 
@@ -47,11 +49,12 @@ def build(folders: Sequence[Folder], target: str | None = None) -> Report:
     scored = winners.scores(timed)
     chosen = winners.choose(scored, incumbents_of(scored))
     keys = entries.gather(frame)
-    entries.decide(keys, chosen, show.compared(scored, chosen))
+    entries.decide(keys, chosen, show.compared(timed, scored, chosen))
     return Report(
         keys,
         regret.matrices(timed, chosen),
         agreement.of(timed, keys.numbers),
+        show.failing(timed),
         provenance.of(frame, folders),
     )
 

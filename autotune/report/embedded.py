@@ -50,8 +50,10 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "tied": entry.tied,
         "default": entry.default,
         "default_cost": _short(entry.default_cost),
+        "default_status": entry.default_status,
         "published": entry.published,
         "published_cost": _short(entry.published_cost),
+        "published_status": entry.published_status,
         "runs": [{**run._asdict(), "cells": [_cell(cell) for cell in run.cells]} for run in entry.runs],
     }
 

@@ -52,7 +52,8 @@ class Entry:
     """A key on a generation under one setting (by number) of the kernel.
 
     runs: the one that decides first, then by how far they are trusted. winner: None where nothing is ok. The
-    costs are relative to the winner's latency, None where they are unknown.
+    costs are relative to the winner's latency, None where they are unknown; a status is ok, why the pair
+    failed, or None where it was not tried.
     """
 
     target: str
@@ -66,6 +67,8 @@ class Entry:
     tied: int = 0
     default_cost: float | None = None
     published_cost: float | None = None
+    default_status: str | None = None
+    published_status: str | None = None
 
     @property
     def today(self) -> BlockSizes:
@@ -135,6 +138,7 @@ def decide(gathered: Gathered, chosen: pd.DataFrame, lines: Sequence[show.Line])
         one.winner = BlockSizes(*map(int, line.blocks))
         one.us, one.tied = float(line.latency_us), int(line.tied)
         one.default_cost, one.published_cost = line.default_cost, line.published_cost
+        one.default_status, one.published_status = line.default_status, line.published_status
         first = next(i for i, run in enumerate(one.runs) if run.tools == tools[kit])
         one.runs.insert(0, one.runs.pop(first))
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from autotune import results
 from autotune.diff import Regret
+from autotune.emit import settings_text
 from autotune.report.data import Report
 from autotune.report.entries import Entry
 from autotune.report.provenance import Source
 from autotune.report.regret import Matrix
+from autotune.terminal import counted
 
 _TRUST = {
     results.MEASURED: "measured on a TPU",
@@ -52,6 +54,11 @@ def summary(report: Report) -> str:
     if won:
         other = sum(entry.winner != entry.today for entry in won)
         facts.append((other, "keys whose winner is not what JAX's look-up hands out today"))
+    for what, (failed, of) in report.failing.items():
+        if failed:
+            how = ", ".join(failed)
+            value = "default" if what == "default" else "published value"
+            facts.append((sum(failed.values()), f"of {counted(of, 'key')} where JAX's {value} fails: {how}"))
     items = "".join(f"<li><b>{number:,}</b> {escape(what)}</li>" for number, what in facts)
     return f'<ul class="facts">{items}</ul>'
 
@@ -60,7 +67,17 @@ def winners(report: Report) -> str:
     """All winners as a table."""
     head = [*("generation", "q/kv heads", "page", "tokens", "length", "dtype", "winner", "us", "source")]
     head += ["default", "published"]
-    return _table(head, (_winner(entry) for entry in report.keys.entries), "Winners, one key a line")
+    lines = [_winner(entry) for entry in report.keys.entries]
+    # What tells equal keys apart: in two folders they may be of two settings.
+    if len({entry.setting for entry in report.keys.entries}) > 1:
+        settings = [
+            settings_text(dict(zip(results.SETTING_COLUMNS, s, strict=True))) for s in report.keys.settings
+        ]
+        head.append("setting")
+        lines = [
+            [*line, settings[entry.setting]] for line, entry in zip(lines, report.keys.entries, strict=True)
+        ]
+    return _table(head, lines, "Winners, one key a line")
 
 
 def _winner(entry: Entry) -> list[str]:
@@ -73,8 +90,10 @@ def _winner(entry: Entry) -> list[str]:
         _pair(entry.winner) or "none",
         f"{entry.us:.4g}" if entry.us else "",
         entry.runs[0].source,
-        _cost(entry.default, entry.default_cost),
-        _cost(entry.published, entry.published_cost) if entry.published else "not listed",
+        _cost(entry.default, entry.default_cost, entry.default_status),
+        _cost(entry.published, entry.published_cost, entry.published_status)
+        if entry.published
+        else "not listed",
     ]
 
 
@@ -82,8 +101,9 @@ def _pair(blocks: Sequence[int] | None) -> str:
     return f"{blocks[0]},{blocks[1]}" if blocks else ""
 
 
-def _cost(blocks: Sequence[int] | None, cost: float | None) -> str:
-    return _pair(blocks) + (" ?" if cost is None else f" {_above(cost)}")
+def _cost(blocks: Sequence[int] | None, cost: float | None, status: str | None) -> str:
+    """A pair and what it costs, or why it failed, or that it was not tried."""
+    return f"{_pair(blocks)} {_above(cost) if cost is not None else status or 'not tried'}"
 
 
 def _above(ratio: float) -> str:

@@ -50,10 +50,12 @@
   const statusOf = (value) => data.failures[-1 - value][0];
   const failureOf = (cell) => cell.values.find((value) => value !== null && value < 0);
 
-  const costText = (entry, blocks, cost) => {
+  const costText = (entry, blocks, cost, status) => {
     if (blocks === null) return "not listed";
     if (same(blocks, entry.winner)) return "=";
     if (cost !== null) return `${blocks} ${above(cost)}`;
+    if (status !== null) return `${blocks} ${status}`;
+    // A key without a winner has no status: its rows do.
     const cell = cellAt(entry.runs[0], blocks);
     const failed = cell ? failureOf(cell) : undefined;
     return `${blocks} ${failed !== undefined ? statusOf(failed) : cell ? "in part" : "not tried"}`;
@@ -135,6 +137,8 @@
     ["gen", (entry) => entry.target], ["page", (entry) => entry.page], ["tokens", (entry) => entry.tokens],
     ["length", (entry) => entry.length],
     ...(varies("dtypes") ? [["dtype", (entry) => entry.dtypes]] : []),
+    ...(varies("head_dim") ? [["head_dim", (entry) => entry.head_dim]] : []),
+    ...(varies("setting") ? [["setting", (entry) => data.settings[entry.setting]]] : []),
     ["winner", (entry) => (entry.winner ? String(entry.winner) : "none")],
     [varies("source") ? "us" : `us, ${data.entries[0].source}`, (entry) => (entry.us === null ? "" : digits(entry.us))],
     ...(varies("source") ? [["source", (entry) => entry.source]] : []),
@@ -151,15 +155,16 @@
       button.addEventListener("click", () => choose(entry));
       const row = make("tr", { className: entry === state.entry ? "chosen" : "" });
       row.dataset.number = entry.number;
-      const cost = (blocks, ratio) => {
-        const text = costText(entry, blocks, ratio);
-        return cellOf("td", text, ratio > 1.0995 ? "dear" : text.includes("_") ? "failed" : "");
+      const cost = (blocks, ratio, status) => {
+        const text = costText(entry, blocks, ratio, status);
+        const failed = (status ?? "ok") !== "ok" || text.includes("_");
+        return cellOf("td", text, ratio > 1.0995 ? "dear" : failed ? "failed" : "");
       };
       row.append(
         make("th", { scope: "row" }, button),
         ...COLUMNS.map(([, value]) => cellOf("td", value(entry))),
-        cost(entry.default, entry.default_cost),
-        cost(entry.published, entry.published_cost),
+        cost(entry.default, entry.default_cost, entry.default_status),
+        cost(entry.published, entry.published_cost, entry.published_status),
       );
       return row;
     }));
@@ -259,7 +264,10 @@
   const why = (failure) => {
     if (!failure) return "";
     const [status, needed, limit, error] = failure;
-    const bytes = needed !== null && limit !== null ? `needs ${mib(needed)} MiB, limit ${mib(limit)} MiB` : "";
+    // In bytes where the sizes would look the same.
+    const [first, second] = mib(needed) === mib(limit) ? [`${needed} bytes`, `${limit} bytes`]
+      : [`${mib(needed)} MiB`, `${mib(limit)} MiB`];
+    const bytes = needed !== null && limit !== null ? `needs ${first}, limit ${second}` : "";
     return [bytes, error ?? ""].filter(Boolean).join("; ") || status;
   };
 
@@ -328,8 +336,8 @@
       }
       svg.append(path);
       const text = mark.name === "winner" ? String(entry.winner ?? "none")
-        : mark.name === "published" ? costText(entry, entry.published, entry.published_cost)
-          : costText(entry, entry.default, entry.default_cost);
+        : mark.name === "published" ? costText(entry, entry.published, entry.published_cost, entry.published_status)
+          : costText(entry, entry.default, entry.default_cost, entry.default_status);
       return make("span", {}, svg, `${mark.name}${entry.winner ? ` (${entry.source})` : ""}: ${text === "=" ? "the winner" : text}`);
     });
     $("legend").replaceChildren(...items);

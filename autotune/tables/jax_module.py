@@ -47,7 +47,7 @@ DEVICE_NAMES = {{
 TUNED_BLOCK_SIZES = {{
 '''
 
-_FUNCTIONS = '''\
+FUNCTIONS = '''\
 }
 
 
@@ -167,7 +167,7 @@ def render(
         for key, blocks in sorted(tables[generation].items()):
             parts.append(f"        {tuple(key)!r}: {tuple(blocks)!r},\n")
         parts.append("    },\n")
-    return "".join([*parts, _FUNCTIONS])
+    return "".join([*parts, FUNCTIONS])
 
 
 def _harmless(line: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MAX_BYTES = 32 << 20
@@ -20,7 +21,7 @@ MAX_DIGITS = 18
 
 # Strings and comments are matched so that what they hold is passed over. Every repeated part is a run or has
 # a bound, so that no source makes the matcher's memory grow with it.
-_STRING = (
+STRING = (
     r"'''[^'\\]*(?:(?:\\.|'(?!''))[^'\\]*)*'''"
     r'|"""[^"\\]*(?:(?:\\.|"(?!""))[^"\\]*)*"""'
     r"|'[^'\\\n]*(?:\\.[^'\\\n]*)*'"
@@ -49,34 +50,133 @@ class Entries:
     line: int
 
 
-def assigned(text: str, *names: str) -> dict[str, Any]:
+def assigned(text: str, name: str, others: Sequence[str] = ()) -> dict[str, Any]:
     """The literals that a module assigns to some names at its top level.
 
-    A dict is returned as Entries, tuples and constants as themselves; a name not assigned is left out.
+    A dict is returned as Entries, tuples and constants as themselves; a name not assigned is left out, and so
+    is one of the others whose value is no literal, or that is assigned twice.
 
     Raises:
-      LiteralError: a value is no literal, is nested deeper than 8 or has over a million entries; a name is
-        assigned twice, or changed by another statement.
+      LiteralError: the value of name is no literal, is nested deeper than 8 or has over a million entries; it
+        is assigned twice, or changed by a statement anywhere.
     """
-    mentions = re.compile(rf"{_STRING}|#[^\n]*|^(?P<name>{'|'.join(names)})\b", re.M | re.S)
+    mentions = re.compile(rf"{STRING}|#[^\n]*|\b(?P<name>{'|'.join((name, *others))})\b", re.S)
     values: dict[str, Any] = {}
-    first_lines: dict[str, int] = {}
+    aliases: dict[str, int] = {}  # to where they are bound
+    first_line = mentioned = 0
     pos, line_pos, line = 0, 0, 1
     while match := mentions.search(text, pos):
-        pos, name = match.end(), match["name"]
-        if name is None:
+        pos, found = match.end(), match["name"]
+        if found is None:
             continue
         line += text.count("\n", line_pos, match.start())
         line_pos = match.start()
-        equals = re.compile(r"\s*(?::[^=\n]*)?=(?!=)").match(text, pos)
-        if name in values or equals is None:
-            after = f"after its literal in line {first_lines[name]}" if name in values else "with no literal"
-            raise LiteralError(f"line {line}: {_shown(text, match.start())} changes {name} {after}")
+        at_top = match.start() == 0 or text[match.start() - 1] == "\n"
+        equals = _EQUALS.match(text, pos) if at_top else None
+        if equals is None or found in values:
+            mentioned += 1
+            if mentioned > _MOST_MENTIONS:
+                raise LiteralError(f"line {line}: {name} is mentioned more than {_MOST_MENTIONS:,} times")
+            if found == name and (equals or _changes(text, match.start(), pos)):
+                after = f"after its literal in line {first_line}" if name in values else "with no literal"
+                raise LiteralError(f"line {line}: {_shown(text, match.start())} changes {name} {after}")
+            if equals:
+                values[found] = None
+            elif found == name and len(aliases) < _MOST_ALIASES:
+                aliases |= {alias: pos for alias in _bound(text, match.start()) if alias not in aliases}
+            continue
         scanner = _Scanner(text, equals.end(), line + text.count("\n", match.start(), equals.end()))
-        values[name] = scanner.value(0)
-        scanner.finish()
-        first_lines[name], pos = line, scanner.pos
-    return values
+        try:
+            values[found] = scanner.value(0)
+            scanner.finish()
+        except LiteralError:
+            if found == name:
+                raise
+            values[found] = None
+        else:
+            pos = scanner.pos
+        if found == name:
+            first_line = line
+    if change := _through(text, aliases):
+        line = text.count("\n", 0, change) + 1
+        raise LiteralError(f"line {line}: {_shown(text, change)} changes {name}, of which it is a part")
+    return {found: value for found, value in values.items() if found == name or value is not None}
+
+
+def names_assigned(text: str) -> list[str]:
+    """The names that a module assigns at its top level, in their order."""
+    pattern = re.compile(rf"{STRING}|#[^\n]*|^(?P<name>[^\W\d]\w*)\s*(?::[^=\n]*)?=(?!=)", re.M | re.S)
+    return list(dict.fromkeys(match["name"] for match in pattern.finditer(text) if match["name"]))
+
+
+_EQUALS = re.compile(r"\s*(?::[^=\n]*)?=(?!=)")
+_CHANGED = re.compile(
+    r"[ \t]*(?::[^=\n]*)?(?:[-+*/|&^@%]|//|\*\*|<<|>>)?=(?!=)"
+    r"|[ \t]*\.[ \t]*(?:update|setdefault|pop|popitem|clear|__\w+__)[ \t]*\("
+)
+_CALLED = re.compile(r"(?:^|[;:])\s*(?!(?:p?print|len|assert|log\w*)\b)[\w.]+\($")
+_ALIAS = re.compile(r"(?:^|[;:])\s*(\w+)\s*=\s*$")
+_LOOP = re.compile(r"\bfor\b([\w\s,()]+)\bin\b[\s\w(]*$")
+_SUBSCRIPT = re.compile(rf"(?:{STRING}|[^\[\]'\"#])*", re.S)
+_MOST_ALIASES = 16
+_MOST_MENTIONS = 1000  # of the table, or of parts of it, in a module's code
+_MOST_SUBSCRIPTS = 8
+_SEEN = 500  # characters that are looked at around a name
+
+
+def _before(text: str, start: int) -> str:
+    """The line before a position."""
+    return text[max(text.rfind("\n", max(0, start - _SEEN), start) + 1, start - _SEEN) : start]
+
+
+def _changes(text: str, start: int, pos: int, *, rebinding: bool = True) -> bool:
+    """Whether what begins at start with a name, which ends at pos, assigns to it, into it, or deletes of it.
+
+    rebinding: whether an assignment to the name itself counts.
+    """
+    before = _before(text, start)
+    if rebinding and _CALLED.search(before):  # for nothing but its effect
+        return True
+    if re.search(r"[(\[{,.=]\s*$|\bdef\s*$", before):  # an argument or a part of an expression
+        return False
+    if re.search(r"(?:^|[;:])\s*del\s+$", before):
+        return rebinding or text[pos : pos + 1] == "["
+    for depth in range(_MOST_SUBSCRIPTS + 1):
+        if not (opened := re.compile(r"[ \t]*\[").match(text, pos)):
+            changed = _CHANGED.match(text, pos)
+            return changed is not None and (rebinding or depth > 0 or changed[0][-1] == "(")
+        inside = _SUBSCRIPT.match(text, opened.end(), opened.end() + _SEEN)
+        assert inside is not None
+        if text[inside.end() : inside.end() + 1] != "]":
+            return False
+        pos = inside.end() + 1
+    return False
+
+
+def _bound(text: str, start: int) -> list[str]:
+    """The names that get a part of what begins at start: of an assignment or a loop."""
+    before = _before(text, start)
+    if alias := _ALIAS.search(before):
+        return [alias[1]]
+    loop = _LOOP.search(before)
+    return re.findall(r"\w+", loop[1])[:_MOST_ALIASES] if loop else []
+
+
+def _through(text: str, aliases: Mapping[str, int]) -> int | None:
+    """Where a part of the table is changed through another name; None if nowhere."""
+    if not aliases:
+        return None
+    mentions = re.compile(rf"{STRING}|#[^\n]*|\b(?P<name>{'|'.join(aliases)})\b", re.S)
+    mentioned = 0
+    for match in mentions.finditer(text, min(aliases.values())):
+        found = match["name"]
+        mentioned += found is not None
+        if mentioned > _MOST_MENTIONS:
+            return match.start()  # more than can be looked at
+        later = found is not None and match.start() > aliases[found]
+        if later and _changes(text, match.start(), match.end(), rebinding=False):
+            return match.start()
+    return None
 
 
 class _Scanner:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +11,7 @@ from autotune import folders
 from autotune.errors import MachineError, UsageError
 from autotune.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.tables import rules
 from autotune.tables.dialects import JAX
 from autotune.tables.source import read_file
 from autotune.tables.table import Table
@@ -19,16 +21,27 @@ _PUBLISHED = "experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_siz
 COMMITTED = Path(__file__).parent
 
 
-def load(name: str) -> Table:
+def load(name: str, lookup: str | None = None) -> Table:
     """The table that a name stands for.
+
+    lookup: the name of the look-up that asks for its keys, see `rules`; by default its own, where that is
+    known.
 
     name: `jax` for the installed JAX's own; a generation (`v6e`) for the committed one; a path of a Python
     file in the jax, tpu-inference or sglang-jax dialect; a results folder, for its winners. `:DEVICE` after
     it picks one device name or generation: `jax:TPU v6`, `tuned.py:v5e`.
 
     Raises:
-      UsageError: nothing is known by this name, or the file is no table; one line.
+      UsageError: nothing is known by this name, the file is no table, or there is no such look-up of its
+        dialect; one line.
     """
+    table = _named(name)
+    if lookup is not None:
+        table = dataclasses.replace(table, rule=rules.by_name(lookup, table.dialect))
+    return table
+
+
+def _named(name: str) -> Table:
     table = _whole(name)
     if table is None:
         before, colon, device = name.rpartition(":")
@@ -84,14 +97,7 @@ def published() -> Table:
             "`autotune doctor` says more"
         )
     table = read_file(path)
-    return Table(
-        dialect=table.dialect,
-        devices=table.devices,
-        origin="jax",
-        provenance={"source": "published", "jax": version("jax")},
-        lines=table.lines,
-        repeats=table.repeats,
-    )
+    return dataclasses.replace(table, origin="jax", provenance={"source": "published", "jax": version("jax")})
 
 
 def committed_path(generation: str) -> Path:
@@ -111,15 +117,7 @@ def committed(generation: str) -> Table:
         raise UsageError(
             f"no table is committed for {generation!r}: there are {have}; `make tables` makes them"
         )
-    table = read_file(path)
-    return Table(
-        dialect=table.dialect,
-        devices=table.devices,
-        origin=generation,
-        provenance=table.provenance,
-        lines=table.lines,
-        repeats=table.repeats,
-    )
+    return dataclasses.replace(read_file(path), origin=generation, rule=rules.AUTOTUNE)
 
 
 def from_results(folder: Folder) -> Table:
@@ -154,6 +152,7 @@ def from_results(folder: Folder) -> Table:
         dialect=JAX,
         devices=devices,
         origin=str(folder),
+        rule=rules.AUTOTUNE,
         provenance={"source": "modelled" if "modelled" in sources else ", ".join(sources)}
         | ({"vmem_limit_bytes": limit} if limit else {}),
     )

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
-from autotune.kernel.rpa import default_blocks
-from autotune.tables.table import Table
+from autotune.tables import rules
+from autotune.tables.keys import Call
+from autotune.tables.table import Rows, Table
 from autotune.tpu.chips import GENERATIONS, TOO_OLD
 
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
@@ -45,22 +46,21 @@ def distance(key: TableKey, other: TableKey) -> float:
 
 
 class LookUp:
-    """Answers calls for one generation out of one table of the jax dialect.
+    """Answers calls for one generation out of one table of the jax dialect, as the table's own look-up does.
 
-    table: None for defaults only. version: the TPU's version, which decides the default. nearest: answer a
-    key that is missing with the nearest of its layout, whose program is the same and so fits as well, before
-    falling back on JAX's default; JAX's own look-up does not.
+    table: None for defaults only. generation: None for a device of none that is known, which has defaults.
+    version: the TPU's, which decides the default there.
     """
 
-    def __init__(
-        self, table: Table | None, generation: str | None, version: int, *, nearest: bool = True
-    ) -> None:
+    def __init__(self, table: Table | None, generation: str | None, version: int) -> None:
         self.table = table
         self.generation = generation
         self.version = version
-        self._nearest = nearest
-        rows = table.rows_of(generation) if table is not None and generation is not None else {}
-        self._rows = rows
+        self.rule = rules.AUTOTUNE if table is None else rules.of(table)
+        self.device: str | None = None  # the name that it asks for, where the table has it
+        self._rows: Rows = {}
+        if table is not None and generation is not None:
+            self.device, self._rows = self.rule.rows(table, generation)
         self._layouts: dict[tuple[Any, ...], list[TableKey]] | None = None
         # Bound once, so that a repeated call costs a hash and nothing else.
         self.blocks: Callable[..., BlockSizes] = functools.lru_cache(maxsize=_REMEMBERED)(self._blocks)
@@ -76,23 +76,23 @@ class LookUp:
         max_num_batched_tokens: int,
         pages_per_seq: int,
     ) -> BlockSizes:
-        key = TableKey.simplified(
-            _dtype_name(q_dtype),
-            _dtype_name(kv_dtype),
+        call = Call(
+            dtype_name(q_dtype),
+            dtype_name(kv_dtype),
             num_q_heads_per_blk,
             num_kv_heads_per_blk,
             head_dim,
             page_size,
             max_num_batched_tokens,
-            pages_per_seq,
+            page_size * pages_per_seq,
         )
-        return self._value(key)[0].clamped(pages_per_seq, max_num_batched_tokens)
+        return self._value(call)[0].clamped(pages_per_seq, max_num_batched_tokens)
 
-    def answer(self, key: TableKey, pages_per_seq: int, max_num_batched_tokens: int) -> Answer:
-        """The answer to a call with this simplified key, and where it came from."""
-        value, origin, found = self._value(key)
+    def answer(self, call: Call) -> Answer:
+        """The answer to a call, and where it came from."""
+        value, origin, key, found = self._value(call)
         return Answer(
-            value.clamped(pages_per_seq, max_num_batched_tokens),
+            value.clamped(call.pages_per_seq, call.max_num_tokens),
             origin,
             key,
             found,
@@ -100,12 +100,14 @@ class LookUp:
             value,
         )
 
-    def _value(self, key: TableKey) -> tuple[BlockSizes, str, TableKey | None]:
+    def _value(self, call: Call) -> tuple[BlockSizes, str, TableKey, TableKey | None]:
+        key = self.rule.key(call)
+        assert isinstance(key, TableKey)  # look-ups of the jax dialect refuse no call
         if (exact := self._rows.get(key)) is not None:
-            return exact, EXACT, key
-        if self._nearest and (near := self._nearest_key(key)) is not None:
-            return self._rows[near], NEAREST, near
-        return default_blocks(self.version), DEFAULT, None
+            return exact, EXACT, key, key
+        if self.rule.nearest and (near := self._nearest_key(key)) is not None:
+            return self._rows[near], NEAREST, key, near
+        return BlockSizes(*self.rule.default(self.version, call)), DEFAULT, key, None
 
     def _nearest_key(self, key: TableKey) -> TableKey | None:
         if self._layouts is None:
@@ -123,7 +125,8 @@ class LookUp:
 _DTYPE_NAMES: dict[Any, str] = {name: name for name in DTYPE_BITS}
 
 
-def _dtype_name(dtype: Any) -> str:
+def dtype_name(dtype: Any) -> str:
+    """The name of a dtype, as keys have it."""
     try:
         return _DTYPE_NAMES[dtype]
     except KeyError:
@@ -254,14 +257,15 @@ def explain(
     """
     kind = device_kind or current_device_kind()
     look_up = _committed_look_up(kind) if table is None else look_up_for(kind, table)
-    key = TableKey.simplified(
-        _dtype_name(q_dtype),
-        _dtype_name(kv_dtype),
-        num_q_heads_per_blk,
-        num_kv_heads_per_blk,
-        head_dim,
-        page_size,
-        max_num_batched_tokens,
-        pages_per_seq,
+    return look_up.answer(
+        Call(
+            dtype_name(q_dtype),
+            dtype_name(kv_dtype),
+            num_q_heads_per_blk,
+            num_kv_heads_per_blk,
+            head_dim,
+            page_size,
+            max_num_batched_tokens,
+            page_size * pages_per_seq,
+        )
     )
-    return look_up.answer(key, pages_per_seq, max_num_batched_tokens)

@@ -1,9 +1,9 @@
-"""Make JAX's own kernel take its block sizes from another table, for as long as a `with` block lasts.
+"""Make JAX's own kernel take its block sizes from another table: in a `with` block, or in the whole process.
 
 JAX's kernel asks for its block sizes while it is traced, and jax.jit keeps what it traced. So the table in
-force is part of what jax.jit tells calls apart by (jax.make_user_context): a function traced before the block
-is traced again inside it, and goes back to its earlier program after it, from the cache. A program that was
-already compiled ahead of time keeps the block sizes it was compiled with.
+force is part of what jax.jit tells calls apart by (jax.make_user_context): a function traced before is traced
+again, and goes back to its earlier program afterwards, from the cache. A program that was already compiled
+ahead of time keeps the block sizes it was compiled with.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class _Choice:
 
 _in_force = jax.make_user_context(None)
 _lock = threading.Lock()
-_entered = 0
+_entered = 0  # `use` blocks, and one for an installed table
+_installed = False
 _own: Callable[..., tuple[int, int]] | None = None
 
 
@@ -46,7 +47,7 @@ def _look_up(choice: _Choice, device_kind: str) -> LookUp:
 
 
 def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
-    """Stands in for the kernel's get_tuned_block_sizes; outside of a `use` block of its thread, JAX's own."""
+    """Stands in for the kernel's get_tuned_block_sizes; with no table in force, JAX's own."""
     choice: _Choice | None = _in_force.value
     if choice is None:
         own = _own or kernel.get_tuned_block_sizes
@@ -55,20 +56,25 @@ def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
     return _look_up(choice, kind).blocks(*args, **kwargs)
 
 
-@contextlib.contextmanager
-def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
-    """JAX's kernel looks its block sizes up in this table, in this thread, until the block is left.
-
-    table: of the jax dialect, or what `load` takes; entering again with the same Table finds what was traced
-    with it, a name is loaded anew. target: the generation whose rows are used; by default
-    that of jax's default device, or of the first one. Blocks may be nested; the innermost counts.
-
-    A call that names its block sizes keeps them. Functions that were traced before are traced anew inside.
-
-    Raises:
-      UsageError: the table is of another dialect, or cannot be loaded; no such target.
-    """
+def _replace() -> None:
+    """Puts `_block_sizes` into the kernel's module, the first time; with the lock held."""
     global _entered, _own
+    if not _entered:
+        _own = kernel.get_tuned_block_sizes
+        kernel.get_tuned_block_sizes = _block_sizes
+    _entered += 1
+
+
+def _restore() -> None:
+    """Undoes one `_replace`; with the lock held."""
+    global _entered, _own
+    _entered -= 1
+    if not _entered:
+        kernel.get_tuned_block_sizes = _own
+        _own = None
+
+
+def _checked(table: Table | str, target: str | None) -> _Choice:
     if isinstance(table, str):
         table = load(table)
     if table.dialect is not JAX:
@@ -77,17 +83,52 @@ def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
         )
     if target is not None:
         chips.by_name(target)
+    return _Choice(table, target)
+
+
+@contextlib.contextmanager
+def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
+    """JAX's kernel looks its block sizes up in this table, in this thread, until the block is left.
+
+    table: of the jax dialect, or what `load` takes; it answers as its own look-up does. Entering again with
+    the same Table finds what was traced with it, a name is loaded anew. target: the generation whose rows are
+    used; by default that of jax's default device, or of the first one. Blocks may be nested; the innermost
+    counts, and goes before a table that is installed.
+
+    A call that names its block sizes keeps them. Functions that were traced before are traced anew inside.
+
+    Raises:
+      UsageError: the table is of another dialect, or cannot be loaded; no such target.
+    """
+    choice = _checked(table, target)
     with _lock:
-        if not _entered:
-            _own = kernel.get_tuned_block_sizes
-            kernel.get_tuned_block_sizes = _block_sizes
-        _entered += 1
+        _replace()
     try:
-        with _in_force(_Choice(table, target)):
-            yield table
+        with _in_force(choice):
+            yield choice.table
     finally:
         with _lock:
-            _entered -= 1
-            if not _entered:
-                kernel.get_tuned_block_sizes = _own
-                _own = None
+            _restore()
+
+
+def install(table: Table | str | None, target: str | None = None) -> Table | None:
+    """JAX's kernel looks its block sizes up in this table in every thread of the process, from now on.
+
+    table, target: as `use` takes them; the table is returned. A table that was installed before is replaced;
+    None takes it out, and JAX's own answers again. For a server, which may trace in threads that it starts
+    itself.
+
+    Raises:
+      UsageError: the table is of another dialect, or cannot be loaded; no such target. What was installed
+        stays.
+    """
+    global _installed
+    choice = None if table is None else _checked(table, target)
+    with _lock:
+        if choice and not _installed:
+            _replace()
+        elif not choice and _installed:
+            _restore()
+        _installed = choice is not None
+        _in_force.set_global(choice)
+    return choice.table if choice else None

@@ -11,7 +11,8 @@ from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG, Dialect
 from autotune.tables.keys import InferenceKey
-from autotune.tables.literal import MAX_BYTES, Entries, LiteralError, assigned
+from autotune.tables.literal import MAX_BYTES, STRING, Entries, LiteralError, assigned, names_assigned
+from autotune.tables.rules import recognised
 from autotune.tables.table import Key, Repeat, Table
 from autotune.terminal import printable
 
@@ -21,6 +22,8 @@ SOURCE_NAME, LIMIT_NAME = "SOURCE", "VMEM_LIMIT_BYTES"  # of a module that stand
 # Past this no TPU's VMEM holds a block, whatever the page size.
 MAX_BLOCK = 1 << 20
 MAX_NUMBER = 1 << 31
+LOOKUP = "lookup"  # of PROVENANCE: the look-up that rows without functions are for
+_NAMES_SAID, _NAME_SAID = 5, 40
 _SAID = 1000  # characters of a text of the provenance that are kept
 _INDENT = "    "
 
@@ -57,11 +60,61 @@ def read_text(text: str, origin: str) -> Table:
     """The table in a module's text.
 
     Raises:
-      LiteralError: it has none, or one that is not a literal of one dialect.
+      LiteralError: it has none, or one that is not a literal of one dialect; a table of another kernel is
+        named as that.
     """
-    values = assigned(text, TABLE_NAME, PROVENANCE_NAME, SOURCE_NAME, LIMIT_NAME)
+    try:
+        return _table(text, origin)
+    except LiteralError as error:
+        if kernel := other_kernel(text):
+            raise LiteralError(f"line 1: it is a table of another kernel: {kernel}") from error
+        raise
+
+
+# Other kernels' tables, by what they are called.
+_OTHER_TABLES = {
+    "TUNED_BLOCK_SIZES_V3": "sglang-jax's ragged paged attention v3, with four block sizes a stage",
+    "TUNED_BLOCK_SIZES_MLA": "multi-head latent attention (MLA)",
+    "TUNED_BLOCK_SIZES_FUSED": "ragged paged attention with one table for fused and one for split KV",
+    "TUNED_VARLEN_BLOCK_SIZES": "attention over sequences of varying length",
+    "TUNED_BLOCK_SIZES_RAW": "quantized matmul",
+    "TUNED_BLOCK_CONFIGS": "fused MoE",
+    "TUNED_BT": "top-k routing",
+}
+# And by names in their code, where the look-up is not one of ragged paged attention.
+_OTHER_NAMES = {
+    "actual_lkv_dim": "multi-head latent attention (MLA)",
+    "kv_lora_rank": "multi-head latent attention (MLA)",
+    "num_page_indices": "batched ragged paged attention",
+    "block_k_major": "flash attention",
+    "q_len": "flash attention",
+    "ep_size": "fused MoE",
+    "num_current_groups": "megablox, a grouped matmul",
+    "x_q_dtype": "quantized matmul",
+    "tp_size": "a matmul with all-gather",
+}
+_OWN_LOOK_UP = re.compile(r"^def get_tuned_block_sizes\([^)]*\bpages_per_seq\b", re.M)
+
+
+def other_kernel(text: str) -> str | None:
+    """The kernel that a module's table is of, where that is another than ragged paged attention's."""
+    assigns = set(names_assigned(text))
+    if named := next((kernel for name, kernel in _OTHER_TABLES.items() if name in assigns), None):
+        return named
+    if _OWN_LOOK_UP.search(text):
+        return None
+    pattern = re.compile(rf"{STRING}|#[^\n]*|\b(?P<name>{'|'.join(_OTHER_NAMES)})\b", re.S)
+    found = {match["name"] for match in pattern.finditer(text)}
+    return next((kernel for name, kernel in _OTHER_NAMES.items() if name in found), None)
+
+
+def _table(text: str, origin: str) -> Table:
+    values = assigned(text, TABLE_NAME, (PROVENANCE_NAME, SOURCE_NAME, LIMIT_NAME))
     if TABLE_NAME not in values:
-        raise LiteralError(f"line 1: the file assigns no {TABLE_NAME} = {{...}}")
+        names = [name for name in names_assigned(text) if name != "logger" and not name.startswith("_")]
+        named = ", ".join(name[:_NAME_SAID] for name in names[:_NAMES_SAID])
+        instead = f"; it assigns {printable(named)}" if named else ""
+        raise LiteralError(f"line 1: the file assigns no {TABLE_NAME} = {{...}}{instead}")
     value = values[TABLE_NAME]
     if not isinstance(value, Entries):
         raise LiteralError(f"line 1: {TABLE_NAME} is {_named(value)}, not a dict of device names")
@@ -85,13 +138,15 @@ def read_text(text: str, origin: str) -> Table:
                 continue
             rows[key] = blocks
             lines[device, key] = at
+    provenance = _provenance(values)
     return Table(
         dialect=dialect,
         devices=devices,
         origin=origin,
-        provenance=_provenance(values),
+        provenance=provenance,
         lines=lines,
         repeats=tuple(repeats),
+        rule=recognised(text, provenance.get(LOOKUP), dialect),
     )
 
 

@@ -12,6 +12,7 @@ from autotune.terminal import shown
 
 if TYPE_CHECKING:
     from autotune.tables.dialects import Dialect
+    from autotune.tables.rules import Rule
 
 Key = tuple[Any, ...]
 Rows = Mapping[Any, BlockSizes]  # by Key
@@ -32,6 +33,7 @@ class Table:
     """A table of one dialect; two tables are equal only if they are the same object.
 
     dialect: whose keys these are, and which generations its device names mean.
+    rule: the look-up that asks for them; None where it is not known.
     devices: device name to rows; in the jax dialect the keys are TableKeys.
     origin: what was loaded, for messages: a path, 'jax', a generation.
     provenance: where the values come from, as the file's PROVENANCE says; empty if it says nothing.
@@ -45,6 +47,7 @@ class Table:
     provenance: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     lines: Mapping[tuple[str, Key], int] = dataclasses.field(default_factory=dict)
     repeats: tuple[Repeat, ...] = ()
+    rule: Rule | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.devices.values()))

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import first_line
 from autotune.kernel.problem import LOOP_DEPTHS, Program
 from autotune.kernel.rpa import abstract_arguments, compile_problem, compile_total_pages, kernel_call
 from autotune.tpu import chip_process
@@ -31,7 +32,6 @@ _OVERFLOWS = (
     ("smem_oom", re.compile(r"Allocation \(size=(\d+)()\) would exceed memory \(size=(\d+)()\).*=smem")),
     ("smem_oom", re.compile(r"memory space smem\. Used ([\d.]+)([BKMG]?) of ([\d.]+)([BKMG]?) smem")),
 )  # fmt: skip
-MAX_ERROR_CHARS = 500
 MAX_SAID_CHARS = 20_000
 
 
@@ -161,14 +161,6 @@ def failed(error: Exception, seconds: float) -> Compiled:
             )
     said = message[:MAX_SAID_CHARS]
     return Compiled(status="compile_error", error=first_line(error), seconds=seconds, said=said)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message that says something, cut to 500 characters."""
-    for line in str(error).splitlines():
-        if line.strip():
-            return line.strip()[:MAX_ERROR_CHARS]
-    return type(error).__name__
 
 
 def clear(folder: Path) -> None:

@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from autotune.errors import first_line
 from autotune.kernel.interpret import lower_interpreted
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.rpa import abstract_arguments, kernel_call, named, program_name
 from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, failed, first_line, target_device
+from autotune.tpu.compiler import Compiled, failed, target_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

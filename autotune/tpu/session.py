@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
+from autotune.errors import first_line
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
 
@@ -207,7 +208,6 @@ class _Session:
     def _loaded(self, told: Load) -> tuple[Callable[..., Any] | None, str | None]:
         """The executable that was sent, if it loads; else why not, if one was sent."""
         from autotune.tpu import executable
-        from autotune.tpu.compiler import first_line
 
         if told.payload is None:
             return None, None
@@ -265,8 +265,6 @@ class _Session:
 
     def _running(self, run: Callable[[], Any]) -> Any:
         """What a run gives; if it raises, this process says so and ends."""
-        from autotune.tpu.compiler import first_line
-
         try:
             return self._wait(run())
         except Exception as error:
@@ -278,8 +276,6 @@ class _Session:
 def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
     """Do what the connection tells of one device until it is closed."""
     import jax
-
-    from autotune.tpu.compiler import first_line
 
     with jax.default_device(device):
         session = _Session(connection, device, lock)
@@ -302,8 +298,6 @@ def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
 
 def _serve_or_end(connection: Connection, device: Any, lock: threading.Lock) -> None:
     """`serve`, in a thread of its own; if it fails, the process ends."""
-    from autotune.tpu.compiler import first_line
-
     code = 0
     try:
         serve(connection, device, lock)
@@ -333,8 +327,6 @@ def main() -> None:
         if len(devices) < len(connections):
             raise RuntimeError(f"the chip has {len(devices)} devices, not {len(connections)}")
     except Exception as error:
-        from autotune.tpu.compiler import first_line
-
         print(first_line(error), file=sys.stderr, flush=True)
         os._exit(1)
     lock = threading.Lock()

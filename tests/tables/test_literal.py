@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.tables.literal import MAX_ENTRIES, Entries, LiteralError, assigned
+from autotune.tables.literal import MAX_ENTRIES, Entries, LiteralError, assigned, names_assigned
 
 
 def plain(value):
@@ -51,6 +51,27 @@ def test_comments_strings_and_other_names_are_passed_over():
     assert assigned('"""T = {1: 2}"""', "T") == {}
 
 
+def test_reading_a_table_does_not_change_it():
+    text = (
+        "T = {1: (2, 3)}\nassert T[1] == (2, 3)\nprint(T)\nlen(T)\nf = dict(T=3)\nx = g(T)\n"
+        "def look(d, k):\n    tb = T[d]\n    if d in T:\n        tb = tb[k]\n    return T.get(d) or tb\n"
+        "for d, rows in T.items():\n    size = len(rows)\n    total[d] = rows[1]\ndel d, rows\n"
+    )
+    assert plain(assigned(text, "T")["T"]) == {1: (2, 3)}
+
+
+def test_other_constants_that_are_no_literals_are_left_out():
+    text = "O = 100 * 1024\nP = {'a': f()}\nQ = 'kept'\nT = {1: 2}\nR = 1\nR = 2\nif x:\n    Q = 'not this'\n"
+    found = assigned(text, "T", ["O", "P", "Q", "R"])
+    assert sorted(found) == ["Q", "T"]
+    assert (found["Q"], plain(found["T"])) == ("kept", {1: 2})
+
+
+def test_names_that_a_module_assigns():
+    text = '"""A = 1"""\nA: dict[int, int] = {}\nb = 2\n  c = 3\nA == 4\n# D = 5\ndef E(f=6): ...\nA = 7\n'
+    assert names_assigned(text) == ["A", "b"]
+
+
 def test_parentheses_make_a_tuple_only_with_a_comma():
     text = "T = ({(1): ((2), (3)), (4,): (((5, 6))), 7: ((8,))})"
     assert plain(assigned(text, "T")["T"]) == {1: (2, 3), (4,): (5, 6), 7: (8,)}
@@ -81,6 +102,22 @@ def test_lines_are_those_of_the_entries():
         ("T = {1: 2}\nT = {}", "changes T after its literal in line 1"),
         ("T |= {1: 2}", "changes T with no literal"),
         ("T.update({1: 2})", "changes T with no literal"),
+        (
+            "T = {}\nfor k in keys:\n    T[k] = 1\n",
+            r"line 3: 'T\[k\] = 1' changes T after its literal in line 1",
+        ),
+        ("T = {}\ndef fill():\n\tfor d in x:\n\t\tT['TPU'][(d, 1)] = (8, 32)\n", "line 4: .*changes T"),
+        ("T = {}\nfor d in T:\n  T[d] |= more", "line 3: .*changes T"),
+        ("T = {}\nif True: T.setdefault('a', {})[1] = 2", "line 2: .*changes T"),
+        (
+            "T = {1: {}}\nfor rows in T.values():\n    rows.update(more)",
+            "line 3: 'rows.update.* of which it is a",
+        ),
+        ("T = {1: {}}\nfor d, rows in T.items():\n    rows[k] = 2", "line 3: 'rows"),
+        ("T = {1: {}}\nrows = T\nif x:\n    rows['a'] = 2", "line 4: .rows"),
+        ("T = {1: {}}\nfill(T)", r"line 2: 'T\)' changes T"),
+        ("T = {1: {}}\ndel T[1]", "line 2: .*changes T"),
+        ("try:\n    T = {1: 2}\nexcept X:\n    pass", "line 2: .*changes T with no literal"),
         ("T = {1: 2 3: 4}", "expected ',' or '}'"),
         ("T = {1, 2}", "expected ':'"),
         ("T = {{}: 1}", "a dict cannot be a key"),
@@ -104,11 +141,32 @@ def test_entries_are_bounded_before_memory_is():
         assigned(text, "T")
 
 
-@pytest.mark.parametrize("unit", ['"""', "'''", '"', "'", "#", "(", "T", "T =", "{1:", "\\", "\n", "1,"])
+@pytest.mark.parametrize(
+    "unit",
+    [
+        '"""',
+        "'''",
+        '"',
+        "'",
+        "#",
+        "(",
+        "T",
+        "T =",
+        "{1:",
+        "\\",
+        "\n",
+        "1,",
+        "x = T\n",
+        "x[",
+        "T[",
+        "for x in T:\n",
+        "y=T;",
+    ],
+)
 def test_hostile_repetition_takes_no_time(unit):
     text = unit * (1 << 20)
     start = time.process_time()
-    for source in (text, "T = " + text, '"""' + text):
+    for source in (text, "T = " + text, '"""' + text, "T = {}\nx = T\n" + text):
         try:
             assigned(source, "T")
         except LiteralError as error:

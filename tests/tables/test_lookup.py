@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
 
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.tables import explain, get_tuned_block_sizes, load, lookup
+from autotune.tables import explain, get_tuned_block_sizes, load, lookup, rules
 from autotune.tables.dialects import JAX
+from autotune.tables.keys import Call
 from autotune.tables.table import Table
 
 PUBLISHED = load("jax")
@@ -28,9 +29,9 @@ DEVICES = {"v5e": (5, "TPU v5"), "v5p": (5, "TPU v5"), "v6e": (6, "TPU v6")}
     st.integers(1, 5000),
     st.integers(1, 300),
 )
-def test_without_the_nearest_it_answers_as_jax(generation, dtype, heads, page_size, tokens, pages):
+def test_jaxs_own_table_answers_as_jax(generation, dtype, heads, page_size, tokens, pages):
     version, name = DEVICES[generation]
-    mine = lookup.LookUp(PUBLISHED, generation, version, nearest=False)
+    mine = lookup.LookUp(PUBLISHED, generation, version)
     call = (dtype, dtype, *heads, page_size, tokens, pages)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuned_block_sizes, "get_tpu_version", lambda: version)
@@ -48,33 +49,65 @@ def test_the_signature_is_jaxs():
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 
 
-def table(**rows):
-    return Table(dialect=JAX, devices={"TPU v6": {KEY: BlockSizes(16, 64)} | rows.pop("more", {})})
+def table(rule=rules.AUTOTUNE, **rows):
+    held = {KEY: BlockSizes(16, 64)} | rows.pop("more", {})
+    return Table(dialect=JAX, devices={"TPU v6": held}, rule=rule)
+
+
+def call(key, pages=None, tokens=None):
+    """A call with a key's numbers, with so many pages and tokens."""
+    length = key.max_model_len if pages is None else pages * key.page_size
+    return Call(*key[:6], tokens or key.max_num_batched_tokens, length)
 
 
 def test_the_nearest_of_the_same_layout_answers():
     look_up = lookup.LookUp(table(), "v6e", 6)
     longer = KEY._replace(max_num_batched_tokens=4096, max_model_len=16384)
-    answer = look_up.answer(longer, longer.pages_per_seq, 4096)
+    answer = look_up.answer(call(longer))
     assert (answer.origin, answer.found, answer.distance) == ("nearest", KEY, 5.0)
     assert answer.blocks == (16, 64)
     other = KEY._replace(page_size=64)
-    assert look_up.answer(other, 32, 1024).origin == "default"
-    assert look_up.answer(KEY, 16, 1024)._replace(value=None) == ((16, 64), "exact", KEY, KEY, 0.0, None)
-    assert look_up.answer(KEY, 4, 16).blocks == (4, 16)
+    assert look_up.answer(call(other)).origin == "default"
+    assert look_up.answer(call(KEY))._replace(value=None) == ((16, 64), "exact", KEY, KEY, 0.0, None)
+    short = KEY._replace(max_num_batched_tokens=16, max_model_len=512)
+    assert look_up.answer(call(short)).blocks == (4, 16)
+
+
+@pytest.mark.parametrize("rule", [None, *(r for r in rules.RULES.values() if r.dialect is JAX)], ids=str)
+def test_only_autotunes_own_look_up_tries_the_nearest(rule):
+    longer = KEY._replace(max_model_len=16384)
+    answer = lookup.LookUp(table(rule), "v6e", 6).answer(call(longer))
+    assert answer.origin == ("nearest" if rule is rules.AUTOTUNE else "default")
+
+
+def test_committed_tables_and_results_are_looked_up_by_autotune_and_files_are_not(tmp_path):
+    assert load("v6e").rule is rules.AUTOTUNE
+    path = lookup.rules.__file__.replace("rules.py", "tpu_v6e.py")
+    assert load(path).rule is not rules.AUTOTUNE
+
+
+def test_names_that_a_look_up_never_asks_for_have_no_rows():
+    rows = {KEY: BlockSizes(16, 64)}
+    for name in ("TPU v6 lite", "v6e", "TPU v6e"):
+        own = Table(dialect=JAX, devices={name: rows}, rule=rules.RULES["jax-0.10"])
+        assert lookup.LookUp(own, "v6e", 6).answer(call(KEY)).origin == "default"
+        bare = Table(dialect=JAX, devices={name: rows})
+        assert lookup.LookUp(bare, "v6e", 6).answer(call(KEY)).origin == "exact"
 
 
 def test_of_two_as_near_the_longer_answers():
     more = {KEY._replace(max_model_len=8192): BlockSizes(32, 32)}
     look_up = lookup.LookUp(table(more=more), "v6e", 6)
     between = KEY._replace(max_model_len=4096)
-    assert look_up.answer(between, 32, 1024).found.max_model_len == 8192
+    assert look_up.answer(call(between)).found.max_model_len == 8192
 
 
 def test_v4_has_its_own_default_and_may_have_a_table():
-    v4 = Table(dialect=JAX, devices={"TPU v4": {KEY: BlockSizes(2, 16)}})
-    assert lookup.LookUp(v4, "v4", 4).answer(KEY, 16, 1024).blocks == (2, 16)
-    assert lookup.LookUp(None, "v4", 4).answer(KEY, 64, 1024).blocks == (32, 32)
+    v4 = Table(dialect=JAX, devices={"TPU v4": {KEY: BlockSizes(2, 16)}}, rule=rules.AUTOTUNE)
+    assert lookup.LookUp(v4, "v4", 4).answer(call(KEY)).blocks == (2, 16)
+    own = Table(dialect=JAX, devices=v4.devices, rule=rules.RULES["jax-0.10"])
+    assert lookup.LookUp(own, "v4", 4).answer(call(KEY)).origin == "default"
+    assert lookup.LookUp(None, "v4", 4).answer(call(KEY, pages=64)).blocks == (32, 32)
 
 
 def test_no_tpu_is_said_in_jaxs_words():

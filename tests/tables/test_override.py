@@ -1,4 +1,4 @@
-"""`use`: JAX's kernel, traced and compiled for a v6e that is not here, takes another table's pair."""
+"""`use` and `install`: JAX's kernel, traced for a v6e that is not here, takes another table's pair."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from autotune.errors import UsageError
-from autotune.tables import Table, use
+from autotune.tables import Table, install, use
 from autotune.tables.dialects import SGLANG
 from autotune.tpu.compiler import environment
 
@@ -22,7 +22,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel, tuned_block_sizes
 from autotune.kernel.problem import BlockSizes, Problem, TableKey
 from autotune.kernel.rpa import abstract_arguments
-from autotune.tables import Table, use
+from autotune.tables import Table, install, use
 from autotune.tables.dialects import JAX
 from autotune.tpu import chips
 from autotune.tpu.compiler import target_device
@@ -59,6 +59,12 @@ def pair(function=jitted):
     [found] = set(grids)
     return list(found), traced
 
+def elsewhere():
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(pair()[0]))
+    thread.start(); thread.join()
+    return seen[0]
+
 said = {"default table": pair()[0]}
 mine, other = table(4, 32), table(2, 128)
 with use(mine) as entered:
@@ -69,10 +75,7 @@ with use(mine) as entered:
     with use(other):
         said["nested"] = pair()[0]
     said["back in the outer"] = pair()[0]
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(pair()[0]))
-    thread.start(); thread.join()
-    said["another thread"] = seen[0]
+    said["another thread"] = elsewhere()
 said["after"] = pair()[0]
 said["restored"] = kernel.get_tuned_block_sizes is own
 with use(mine, target="v6e"):
@@ -86,6 +89,23 @@ try:
         raise RuntimeError
 except RuntimeError:
     said["restored after an error"] = kernel.get_tuned_block_sizes is own
+
+said["installed"] = install(mine) is mine and [pair()[0], elsewhere()]
+with use(other):
+    said["used where one is installed"] = [pair()[0], elsewhere()]
+said["installed, after a block"] = [pair()[0], elsewhere()]
+install(other)
+said["replaced"] = [pair()[0], elsewhere()]
+try:
+    install("nothing.py")
+except Exception as error:
+    said["what cannot be installed changes nothing"] = [type(error).__name__, elsewhere()]
+with use(mine):
+    install(None)
+    said["taken out inside a block"] = [pair()[0], elsewhere()]
+said["taken out"] = [pair()[0], elsewhere(), kernel.get_tuned_block_sizes is own]
+install(None)
+said["taken out twice"] = kernel.get_tuned_block_sizes is own
 print(json.dumps(said))
 """
 
@@ -119,6 +139,14 @@ def test_jaxs_kernel_takes_the_pair_of_the_table_in_force(tmp_path):
         "named blocks": [1, 32],
         "a target without rows": [8, 32],  # JAX's default (128, 32), cut to the call's 8 pages
         "restored after an error": True,
+        "installed": [[4, 32], [4, 32]],
+        "used where one is installed": [[2, 128], [4, 32]],
+        "installed, after a block": [[4, 32], [4, 32]],
+        "replaced": [[2, 128], [2, 128]],
+        "what cannot be installed changes nothing": ["UsageError", [2, 128]],
+        "taken out inside a block": [[4, 32], published],
+        "taken out": [published, published, True],
+        "taken out twice": True,
     }
 
 
@@ -129,3 +157,7 @@ def test_tables_that_jaxs_kernel_cannot_use():
         pass
     with pytest.raises(UsageError, match="does not exist"), use("nothing.py"):
         pass
+    with pytest.raises(UsageError, match="sglang-jax dialect"):
+        install(Table(dialect=SGLANG, devices={}))
+    with pytest.raises(UsageError, match="target 'v9' is unknown"):
+        install("jax", target="v9")

@@ -108,6 +108,34 @@ ROW = f"TUNED_BLOCK_SIZES = {{'TPU v6': {{{KEY}: "
         ("TUNED_BLOCK_SIZES = {'TPU v6': {128: {5: {}}}}", "5 where the tpu-inference dialect has a 'q_"),
         (ROW + "(8, 32), 128: {}}}", "128 is no key of the jax dialect"),
         (b"\x00" * 100, "assigns no TUNED"),
+        (
+            ROW + "(8, 32)}}\nfor k in more:\n    TUNED_BLOCK_SIZES['TPU v6'][k] = (8, 32)",
+            "line 3: .* changes TUNED",
+        ),
+        ("logger = f()\n_x = 1\nBEST = {}\nsizes = {}\n", "assigns no TUNED_.*; it assigns BEST, sizes$"),
+        ("TUNED_BLOCK_SIZES_V3 = {}\n", "another kernel: sglang-jax's ragged paged attention v3"),
+        ("TUNED_BLOCK_SIZES_MLA: dict[str, dict] = {}\n", r"another kernel: .*\(MLA\)"),
+        ("@dataclass\nclass TuningKey:\n  actual_lkv_dim: int\nparams = {}\n", r"another kernel: .*\(MLA\)"),
+        ("class TuningKey:\n  num_page_indices: int\n", "another kernel: batched ragged paged attention"),
+        ("class Params:\n  block_k_major: int\n", "another kernel: flash attention"),
+        ("TUNED_BLOCK_CONFIGS = {'TPU v7': {}}\n", "another kernel: fused MoE"),
+        (
+            "TUNED_BLOCK_SIZES = {(8, 4): (256 * 6, 1)}\ndef get(top_k, ep_size): ...",
+            "another kernel: fused MoE",
+        ),
+        (
+            "TUNED_BLOCK_SIZES = {(8, 4): (1, 1)}\ndef get(num_current_groups): ...",
+            "another kernel: megablox",
+        ),
+        (
+            "TUNED_BLOCK_SIZES_RAW = {}\nTUNED_BLOCK_SIZES = {K(*k): v for k in x}",
+            "another kernel: quantized matmul",
+        ),
+        ("# ep_size\nX = 'num_current_groups'\n", "it assigns X$"),
+        (
+            "TUNED_BLOCK_SIZES = f()\ndef get_tuned_block_sizes(\n    pages_per_seq,\n): q_len = 1\n",
+            "line 1: 'f.*function call",
+        ),
         ("", "assigns no TUNED"),
     ],
 )
@@ -122,6 +150,20 @@ def test_refusals(content, said, tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400
     assert [p.name for p in tmp_path.iterdir()] == ["table.py"], "the file was run"
+
+
+@pytest.mark.parametrize(
+    "other", ["VMEM_LIMIT_BYTES = 100 * 1024 * 1024", "SOURCE = os.environ['S']", "PROVENANCE = dict(a=1)"]
+)
+def test_a_constant_that_is_not_the_tables_may_be_no_literal(other):
+    table = source.read_text(f"{other}\n{ROW}(8, 32)}}}}\n", "x")
+    assert (len(table), table.provenance) == (1, {})
+
+
+def test_a_table_of_float4():
+    text = (ROW + "(8, 32)}}").replace("'bfloat16', 8", "'float4_e2m1fn', 8")
+    [(_, key, _)] = source.read_text(text, "x")
+    assert key.kv_dtype == "float4_e2m1fn"
 
 
 def test_a_huge_file_is_refused_by_its_size(tmp_path):
