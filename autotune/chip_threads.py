@@ -69,6 +69,10 @@ class ChipThreads:
         """Why devices take no executables that others compiled, of those that do not."""
         return [slot.refused for slot in self._slots if slot.refused]
 
+    def loads(self, index: int) -> bool:
+        """Whether a device of this index takes executables that others compiled."""
+        return any(slot.index == index and not slot.refused for slot in self._slots)
+
     def start(self) -> None:
         for slot in self._slots:
             threading.Thread(target=self._work, args=(slot,), daemon=True, name=f"chip {slot.chip}").start()

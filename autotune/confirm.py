@@ -451,7 +451,7 @@ def whole(rows: dict[tuple[Any, ...], dict[str, Any]], summary: Summary, tried: 
     """
     statuses = Counter(row["status"] for row in rows.values())
     counts = ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "nothing"
-    before = len(rows) - summary.timings.total()
+    before = max(0, len(rows) - summary.timings.total())
     seen = f"{counts} (a candidate on a workload each)" + (f"; {before} recorded before" if before else "")
     if clocks := sorted({row["timer"] for row in rows.values() if row["timer"]}):
         seen += f"; by {' and '.join(clocks)}"

@@ -32,6 +32,7 @@ from autotune.pool import Pool, StartPool, Task
 from autotune.search import Search
 from autotune.sharing import POLL_SECONDS, Sharing
 from autotune.shortlist import Shortlist
+from autotune.slot import ChipLost
 from autotune.store import Store
 from autotune.sweep import Progress as SweepProgress
 from autotune.sweep import Summary, model_rows, require_compiler
@@ -183,7 +184,8 @@ class DeviceSweep:
         left = self._chips.retire(event.slot)
         if not len(self._chips):
             return event.error
-        self._progress.note(f"{event.error}; the sweep goes on with {len(self._chips)} other devices")
+        said = event.error.said if isinstance(event.error, ChipLost) else event.error
+        self._progress.note(f"{said}; the sweep goes on with {len(self._chips)} other devices")
         for key in [*left, *([event.key] if event.key else [])]:
             self._give(key)
         return None
@@ -225,6 +227,9 @@ class DeviceSweep:
         while self._free:
             if self._urgent:
                 *_, call, store = heapq.heappop(self._urgent)
+                if not self._chips.loads(call.device):  # the device will compile it itself
+                    store.add(call.blocks, Executable(verdict=Compiled(status="ok")))
+                    continue
                 self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
             elif found := self._sharing.next():
                 task = Task(self._request.generation.name, found)
@@ -245,10 +250,6 @@ class DeviceSweep:
     def _put(self, asked: Asked) -> None:
         """Executables come before schedules, and those of a job before those of the jobs after it."""
         job = asked.job
-        if len(self._chips.refused) == len(self._chips):  # the devices will compile them themselves
-            for blocks in asked.wanted:
-                asked.store.add(blocks, Executable(verdict=Compiled(status="ok")))
-            return
         pages = pool_pages(job.problem, job.workloads, interpreted=self._timing.interpreted)
         for rank, blocks in enumerate(asked.wanted):
             call = Call(

@@ -11,6 +11,7 @@ from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.plan import Request
 from autotune.shortlist import geometric_mean
 from autotune.tpu.statistics import Median
+from autotune.tpu.trace import CLOCKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +67,8 @@ class Known:
                 candidate.program = {name: row[name] for name in PROGRAM_COLUMNS}
         elif row["status"] == "ok":
             ends = (row["latency_low_us"], latency, row["latency_high_us"])
+            for medians in candidate.timed.values():  # a row by another clock takes the place of this one's
+                medians.pop(batch, None)
             candidate.timed.setdefault(row["timer"], {})[batch] = Median(*(value * 1e-6 for value in ends))
         elif not (self._request.retry_failed and row["status"] in GIVEN_UP):
             candidate.failed = True
@@ -97,7 +100,8 @@ class Known:
                     by_clock.setdefault(clock, {})[blocks] = mine
         if not by_clock:
             return None, {}
-        clock = max(by_clock, key=lambda clock: (sum(map(len, by_clock[clock].values())), clock))
+        trusted = sorted(by_clock, key=lambda clock: CLOCKS.index(clock) if clock in CLOCKS else len(CLOCKS))
+        clock = max(trusted, key=lambda clock: sum(map(len, by_clock[clock].values())))
         return clock, by_clock[clock]
 
     def failed(self, key: TableKey) -> frozenset[BlockSizes]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from autotune.errors import MachineError
 from autotune.kernel.problem import BlockSizes, Problem, Settings, TableKey
 from autotune.kernel.workload import Workload
 from autotune.owner import Device, DeviceDied, PrepareFailed
@@ -29,7 +30,9 @@ from autotune.tpu.statistics import Median, StoppingRule, interleaved, median
 T = TypeVar("T")
 
 RUN_ATTEMPTS = 2
+# Deaths with no candidate at work, and processes in which the inputs cannot be made.
 PREPARE_ATTEMPTS = 3
+REFUSALS = 2
 # How long to wait for the other candidates' executables once one is there: they are best timed together.
 GATHER_SECONDS = 10.0
 # A profile of a round stays short: one of 30 s and more may come back empty (jax issue 23446). Starting and
@@ -169,7 +172,8 @@ class KeyTiming:
         self._strikes: Counter[BlockSizes] = Counter()
         self._prepared = False
         self._place: tuple[str | None, int] | None = None
-        self._deaths = 0  # with no candidate to blame
+        self._deaths = self._refusals = 0
+        self._suspect: DeviceDied | None = None  # of a candidate's, while no new device has been taken
 
     def run(self) -> Iterator[Result]:
         """What comes of each candidate on each workload, as soon as it is known.
@@ -177,6 +181,14 @@ class KeyTiming:
         Raises:
           MachineError: the device cannot be taken any more.
         """
+        try:
+            yield from self._run()
+        except MachineError:
+            if self._suspect:  # it took the chip with it, and would take the next one
+                yield from self._accuse(self._suspect, "and the chip could not be taken after it")
+            raise
+
+    def _run(self) -> Iterator[Result]:
         self._ask(self._job.shortlist.first())
         while self._waiting or self._active or self._ask(self._wider()):
             try:
@@ -186,12 +198,16 @@ class KeyTiming:
             except DeviceDied as died:
                 yield from self._bury(died)
                 if self._deaths >= PREPARE_ATTEMPTS:
-                    said = f"the device died {self._deaths} times while the key was prepared: {died.said}"
+                    said = f"the device died {self._deaths} times with no candidate running: {died.said}"
                     yield from self._give_up_all(said)
                     return
             except PrepareFailed as failed:
-                yield from self._give_up_all(f"the inputs cannot be made on the device: {failed}")
-                return
+                # A runtime that an earlier key has spoiled refuses all: a new process has the last word.
+                self._slot.restart()
+                self._refusals += 1
+                if self._refusals >= REFUSALS:
+                    yield from self._give_up_all(f"the inputs cannot be made on the device: {failed}")
+                    return
 
     def _untimed(self, blocks: BlockSizes) -> list[int]:
         """The workloads, by their place, that a candidate has no timing for."""
@@ -201,6 +217,7 @@ class KeyTiming:
     def _prepare(self) -> None:
         if not self._prepared:
             job, device = self._job, self._slot.device()
+            self._suspect = None
             if (place := (self._slot.host, self._slot.chip)) != self._place:
                 for entry in self._active.values():  # of another chip: the two are never mixed
                     entry.forget()
@@ -271,7 +288,8 @@ class KeyTiming:
             start = time.monotonic()
             timed = device.time(order)
             self._take_samples(order, timed, time.monotonic() - start)
-            self._deaths = 0
+            if timed.seconds:
+                self._deaths = 0
             yield from self._settle()
 
     def _order(self) -> list[Turn]:
@@ -390,6 +408,10 @@ class KeyTiming:
             for workload in self._untimed(blocks):
                 yield self._result(blocks, workload, "crashed", error=error)
 
+    def _accuse(self, died: DeviceDied, how: str) -> Iterator[Result]:
+        if died.blocks and (entry := self._active.pop(died.blocks, None)):
+            yield from self._give_up(died.blocks, entry, died.status, f"{died.said}, {how}")
+
     def _bury(self, died: DeviceDied) -> Iterator[Result]:
         """A device is gone: blame its candidate, and have the others loaded into the next one."""
         self._slot.drop()
@@ -406,9 +428,9 @@ class KeyTiming:
             self._deaths += 1
             return
         self._strikes[died.blocks] += 1
+        self._suspect = died
         if self._strikes[died.blocks] >= RUN_ATTEMPTS:
-            del self._active[died.blocks]
-            yield from self._give_up(died.blocks, blamed, died.status, f"{died.said}, {RUN_ATTEMPTS} times")
+            yield from self._accuse(died, f"{RUN_ATTEMPTS} times")
         else:
             # It may have been the executable from another process: this time the device compiles its own.
             blamed.executable = dataclasses.replace(blamed.executable, payload=None)

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+from autotune.errors import MachineError
 from autotune.files import user_folder
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
@@ -23,6 +24,8 @@ from autotune.tpu import chip_process, session
 
 START_SECONDS = 180.0  # libtpu takes 5 to 30 s to start
 MAX_LOG_TAIL = 1 << 16
+# What this process imports, and not what lies in the current folder, such as a clone of jax.
+_CHILD = "import sys; sys.path[:] = {path!r}; import autotune.tpu.session as s; s.main()"
 
 
 class DeviceDied(Exception):
@@ -108,7 +111,7 @@ class ChipProcess:
         limit = struct.pack("ll", int(send_timeout), int(send_timeout % 1 * 1e6))
         numbers = [theirs.fileno() for _, theirs in pairs]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autotune.tpu.session", *map(str, numbers)],
+            [sys.executable, "-c", _CHILD.format(path=sys.path), *map(str, numbers)],
             pass_fds=numbers,
             env=_environment(platform, chip, num_devices),
             stdin=subprocess.DEVNULL,
@@ -121,7 +124,8 @@ class ChipProcess:
             theirs.close()
             ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
             self._free[index] = Connection(ours.detach())
-        self.running: dict[int, BlockSizes | None] = {}  # by device, the candidate at work
+        # By device that is at work on the chip: the candidate, or None while inputs are made.
+        self.running: dict[int, BlockSizes | None] = {}
 
     @property
     def pid(self) -> int:
@@ -174,7 +178,12 @@ class Chip:
                 if connection := self._process.take(index):
                     return self._process, connection
                 self._process.close()
-            self._process = ChipProcess(self.platform, self.number, self.num_devices, send_timeout)
+            try:
+                self._process = ChipProcess(self.platform, self.number, self.num_devices, send_timeout)
+            except OSError as error:  # such as too many processes
+                self._process = None
+                said = f"its process cannot be started: {error.strerror or error}"
+                raise DeviceDied(None, "crashed", said) from None
             connection = self._process.take(index)
             if connection is None:
                 raise DeviceDied(None, "crashed", self._process.ended())
@@ -205,7 +214,6 @@ class Owner:
         self._compile_timeout = compile_timeout
         self._loading = False
         self._process, self._connection = chip.process(index, run_timeout)
-        self._running = None
         ready = self._answer(start_timeout)
         self.device_kind: str = ready.device_kind
 
@@ -222,10 +230,6 @@ class Owner:
     @property
     def _running(self) -> BlockSizes | None:
         return self._process.running.get(self._index)
-
-    @_running.setter
-    def _running(self, blocks: BlockSizes | None) -> None:
-        self._process.running[self._index] = blocks
 
     def prepare(
         self,
@@ -257,6 +261,13 @@ class Owner:
         answer = self._ask(session.Time(tuple(order)))
         if isinstance(answer, session.Failed):
             raise self._dead("crashed", answer.error)
+        if isinstance(answer, session.NoRoom):
+            self.close()
+            raise MachineError(
+                f"there is no room for a profile in {tempfile.gettempdir()!r} ({answer.error}); what is "
+                "recorded so far is kept: make room there, or name another folder in TMPDIR, then run the "
+                "same command again"
+            )
         assert isinstance(answer, session.Timed)
         return answer
 
@@ -267,7 +278,6 @@ class Owner:
         self._process.close()
 
     def _ask(self, told: Any) -> Any:
-        self._running = told.blocks if isinstance(told, session.Load) else None
         try:
             self._connection.send(told)
         except BlockingIOError:
@@ -275,7 +285,7 @@ class Owner:
         except OSError:
             raise self._died() from None
         answer = self._answer(self._run_timeout)
-        self._running = None
+        self._process.running.pop(self._index, None)
         return answer
 
     def _answer(self, seconds: float) -> Any:
@@ -289,12 +299,14 @@ class Owner:
                 raise self._died() from None
             self._loading = isinstance(message, session.Loading)
             if isinstance(message, session.Began | session.Loading):
-                self._running, seconds = message.blocks, self._run_timeout
+                self._process.running[self._index], seconds = message.blocks, self._run_timeout
             elif isinstance(message, session.Compiling):
-                self._running, seconds = message.blocks, self._compile_timeout
+                self._process.running[self._index], seconds = message.blocks, self._compile_timeout
+            elif isinstance(message, session.Idle):
+                self._process.running.pop(self._index, None)
             elif isinstance(message, session.Poisoned):
                 raise self._dead("crashed", message.error)
-            elif not isinstance(message, session.Waiting):
+            else:
                 return message
 
     def _hangs(self, seconds: float) -> DeviceDied:
@@ -305,7 +317,7 @@ class Owner:
 
     def _dead(self, status: str, said: str) -> DeviceDied:
         """Close what is left; the parent starts another."""
-        running = self._running
-        others = [blocks for index, blocks in self._process.running.items() if index != self._index]
+        running, at_work = self._running, self._index in self._process.running
+        bystander = not at_work and bool(self._process.running)
         self.close()
-        return DeviceDied(running, status, said, self._loading, bystander=not running and any(others))
+        return DeviceDied(running, status, said, self._loading, bystander)

@@ -12,6 +12,17 @@ from autotune.owner import Device, DeviceDied
 RESTART_SECONDS = (5.0, 15.0, 45.0)
 
 
+class ChipLost(MachineError):
+    """A chip cannot be taken. said: how it went, without what to do if it was the last."""
+
+    def __init__(self, said: str) -> None:
+        self.said = said
+        super().__init__(
+            f"{said}; what is recorded so far is kept: see what else uses the TPU, then run the same "
+            "command again"
+        )
+
+
 class Slot:
     """The place of one device: started when it is needed, and anew when it has died.
 
@@ -50,7 +61,10 @@ class Slot:
         pauses = list(RESTART_SECONDS)
         while self._device is None:
             if self._died and not pauses:
-                raise MachineError(self._untakable())
+                raise ChipLost(
+                    f"chip {self.chip} could not be taken, last tried after {sum(RESTART_SECONDS):.0f} s: "
+                    f"{self._said}"
+                )
             if self._died:
                 self._pause(pauses.pop(0))
             if self._closed:
@@ -59,6 +73,9 @@ class Slot:
                 self._device = self._start()
             except DeviceDied as died:
                 self._died, self._said = True, died.said
+        if self._closed:  # meanwhile
+            self._device.close()
+            raise MachineError(f"chip {self.chip} was given back")
         self._died = False
         return self._device
 
@@ -68,17 +85,16 @@ class Slot:
             self._sleep(min(1.0, seconds))
             seconds -= 1.0
 
-    def _untakable(self) -> str:
-        return (
-            f"chip {self.chip} could not be taken, last tried after {sum(RESTART_SECONDS):.0f} s: "
-            f"{self._said}; what is recorded so far is kept: see what else uses the TPU, then run the same "
-            "command again"
-        )
-
     def drop(self) -> None:
         """Forget a device that has died."""
         self._device = None
         self._died = True
+
+    def restart(self) -> None:
+        """End the device's process; the next device is a new one's."""
+        if self._device is not None:
+            self._device.close()
+            self._device = None
 
     def idle(self) -> None:
         """There is nothing to time at the moment; a chip that others wait for is given back."""

@@ -20,12 +20,12 @@ from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem, Settings, 
 from autotune.kernel.workload import Sequence as Tokens
 from autotune.kernel.workload import Workload
 from autotune.measure import Executables, Job, KeyTiming, Result
-from autotune.owner import Chip, Device, Owner
+from autotune.owner import Chip, Device, Owner, PrepareFailed
 from autotune.shortlist import Shortlist
 from autotune.slot import RESTART_SECONDS, Slot
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable, compile_ahead
-from autotune.tpu.session import Loaded
+from autotune.tpu.session import Loaded, Timed, Turn
 from autotune.tpu.statistics import Median, StoppingRule
 from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
 from tests.scripted import Script, ScriptedDevice, dies, known
@@ -381,7 +381,60 @@ def test_a_preparation_that_kills_the_device_three_times_is_given_up() -> None:
     script = Script(known({}), on_prepare=prepare)
     found = time_scripted(script, job())
     assert statuses(found) == {blocks: {"crashed"} for blocks in BLOCKS} and script.started == 3
-    assert found[0].error == "the device died 3 times while the key was prepared: gone"
+    assert found[0].error == "the device died 3 times with no candidate running: gone"
+
+
+def test_inputs_that_a_spoiled_process_could_not_make_are_made_by_the_next() -> None:
+    refusals = iter([True])
+
+    def prepare(problem: Problem) -> None:
+        if next(refusals, False):
+            raise PrepareFailed("INTERNAL: core halted")
+
+    script = Script(known(dict.fromkeys(BLOCKS, 0.001)), on_prepare=prepare)
+    found = time_scripted(script, job())
+    assert {r.status for r in found} == {"ok"} and script.started == 2
+
+
+def test_a_device_that_dies_before_its_clock_is_known_is_given_up_after_three_times() -> None:
+    """The first profile of each process is empty, and each dies in its second, with nothing running."""
+    script = Script(known(dict.fromkeys(BLOCKS, 0.001)), profiles=False)
+
+    class Dies(ScriptedDevice):
+        rounds = 0
+
+        def time(self, order: Sequence[Turn]) -> Timed:
+            self.rounds += 1
+            if self.rounds > 1:
+                raise dies(None, "gone")
+            return super().time(order)
+
+    def start() -> Device:
+        script.start()
+        return Dies(script)
+
+    found = time_key(Slot(0, start, sleep=lambda s: None), job(), executables(lambda b: ANY), RULE)
+    assert statuses(found) == {blocks: {"crashed"} for blocks in BLOCKS} and script.started == 3
+
+
+def test_a_candidate_that_takes_its_chip_with_it_is_crashed_before_the_chip_is_given_up() -> None:
+    """Else the next chip would be given the same candidate, and be lost too."""
+
+    def load(blocks: BlockSizes, payload: bytes | None) -> None:
+        if blocks == BLOCKS[1]:
+            raise dies(blocks, "wedged")
+
+    def never() -> None:
+        raise dies()
+
+    script = Script(known(dict.fromkeys(BLOCKS, 0.001)), on_load=load, starts=[lambda: None, never])
+    slot = Slot(0, script.start, sleep=lambda seconds: None)
+    found: list[Result] = []
+    with pytest.raises(MachineError, match="chip 0 could not be taken"):
+        for result in KeyTiming(job(), slot, executables(lambda b: ANY), RULE, random.Random(0)).run():
+            found.append(result)
+    assert {(r.blocks, r.status) for r in found} == {(BLOCKS[1], "crashed")}
+    assert found[0].error == "wedged, and the chip could not be taken after it"
 
 
 def test_the_death_of_the_chips_other_device_counts_for_nothing() -> None:

@@ -30,22 +30,21 @@ class Sample(NamedTuple):
 def sample(problem: Problem, workload: Workload, settings: Settings) -> list[Sample]:
     """Which tokens of a batch are compared; the same for the same arguments.
 
-    The sequence with the most new tokens is always among them. Then come the first, the last, the middle one,
-    the extremes of both lengths and others in random order, as long as the first and the last row of each
-    take half of MAX_LOGITS. What is left goes to more rows of them, in the order of `rows_by_interest`.
+    Always the first sequence, the last, and those with the most new tokens, the longest and the shortest
+    context; others as long as all of them take half of MAX_LOGITS. Of each its last row, which sees the most,
+    and what is left goes to more rows of them, in the order of `rows_by_interest`.
     """
     sequences = workload.sequences
     columns = [s.kv_len - first_column(s, settings) for s in sequences]
     row_cost = [problem.num_q_heads * count for count in columns]
-    least = [min(2, s.q_len) for s in sequences]
     cost = [
-        FETCH_LOGITS * problem.num_kv_heads * count + rows * each
-        for count, rows, each in zip(columns, least, row_cost, strict=True)
+        FETCH_LOGITS * problem.num_kv_heads * count + each
+        for count, each in zip(columns, row_cost, strict=True)
     ]
-    chosen: list[int] = []
-    spent = 0
-    for i in _by_interest(sequences):
-        if not chosen or spent + cost[i] <= MAX_LOGITS // 2:
+    chosen, others = _by_interest(sequences)
+    spent = sum(cost[i] for i in chosen)
+    for i in others:
+        if spent + cost[i] <= MAX_LOGITS // 2:
             chosen.append(i)
             spent += cost[i]
     left = max(0, MAX_LOGITS - spent)
@@ -54,37 +53,36 @@ def sample(problem: Problem, workload: Workload, settings: Settings) -> list[Sam
     # Those with few rows first: what they leave is shared by the others.
     chosen.sort(key=lambda i: sequences[i].q_len * row_cost[i])
     for place, i in enumerate(chosen):
-        more = min(sequences[i].q_len - least[i], left // (len(chosen) - place) // row_cost[i])
+        more = min(sequences[i].q_len - 1, left // (len(chosen) - place) // row_cost[i])
         left -= more * row_cost[i]
-        rows = rows_by_interest(int(starts[i]), sequences[i].q_len)[: least[i] + more]
+        rows = rows_by_interest(int(starts[i]), sequences[i].q_len)[: 1 + more]
         samples.append(Sample(i, np.sort(rows)))
     return sorted(samples, key=lambda s: s.sequence)
 
 
-def _by_interest(sequences: tuple[Sequence, ...]) -> list[int]:
-    """The places of all sequences, the telling ones first."""
+def _by_interest(sequences: tuple[Sequence, ...]) -> tuple[list[int], list[int]]:
+    """The places of the telling sequences, and those of all others in random order."""
     every = range(len(sequences))
     telling = [
-        max(every, key=lambda i: sequences[i].q_len),
         0,
         len(sequences) - 1,
+        max(every, key=lambda i: sequences[i].q_len),
         max(every, key=lambda i: sequences[i].kv_len),
         min(every, key=lambda i: sequences[i].kv_len),
-        len(sequences) // 2,
     ]
-    others = np.random.default_rng(0).permutation(len(sequences)).tolist()
-    return list(dict.fromkeys([*telling, *others]))
+    order = np.random.default_rng(0).permutation(len(sequences)).tolist()
+    return list(dict.fromkeys(telling)), [i for i in order if i not in telling]
 
 
 def rows_by_interest(start: int, count: int) -> Any:
     """All rows of a sequence whose first token is at `start` in the batch, the telling ones first.
 
-    The first, the last, a few evenly spread ones, then those on either side of each border of query blocks,
+    The last, the first, a few evenly spread ones, then those on either side of each border of query blocks,
     the widest blocks first, then the others. Borders of one size are in random order, so that however few of
     them are taken, they lie all over the sequence.
     """
     rng = np.random.default_rng(0)
-    levels = [np.array([0, count - 1]), np.linspace(0, count - 1, SPREAD_ROWS).astype(np.int64)]
+    levels = [np.array([count - 1, 0]), np.linspace(0, count - 1, SPREAD_ROWS).astype(np.int64)]
     for size in BORDERS:
         borders = rng.permutation(np.arange(-(-start // size) * size, start + count + 1, size)) - start
         levels.append(np.stack([borders - 1, borders], axis=1).ravel())

@@ -278,7 +278,7 @@ def attached(
     dev: Path = DEV,
     proc: Path = PROC,
     lockfile: Path = LOCKFILE,
-    ask: tuple[str, ...] = (sys.executable, "-c", _ASK),
+    ask: tuple[str, ...] = (sys.executable, "-P", "-c", _ASK),
     seconds: float = ASK_SECONDS,
     environment: Mapping[str, str] = os.environ,
 ) -> Attached:

@@ -1,6 +1,6 @@
 """The process that owns a chip: it runs what it is told over a socket a device, and may die of it.
 
-    python -m autotune.tpu.session FD [FD ...]
+    python -c 'import autotune.tpu.session as s; s.main()' FD [FD ...]
 
 Only this process initializes the chip's devices: one, or two on v7x. Before anything that a device might not
 survive it says which candidate is next, so that the parent knows what it died of. An exception out of a run
@@ -25,7 +25,7 @@ from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
 
 # How often a thread that waits for the other device of its chip says that it does.
-WAITING_SECONDS = 2.0
+WAITING_SECONDS = 0.5
 
 # What it is told.
 
@@ -69,8 +69,8 @@ class Ready(NamedTuple):
     device_kind: str
 
 
-class Waiting(NamedTuple):
-    """The chip's other device has its turn."""
+class Idle(NamedTuple):
+    """Nothing of this device is at work on the chip: it waits for its turn, or the host computes."""
 
 
 class Loading(NamedTuple):
@@ -93,6 +93,12 @@ class Compiling(NamedTuple):
 
 class Failed(NamedTuple):
     """What was told could not be done, and the device is as it was."""
+
+    error: str
+
+
+class NoRoom(NamedTuple):
+    """There is no room for the files of a profile."""
 
     error: str
 
@@ -170,15 +176,18 @@ class _Session:
 
         self._programs.clear()
         self._current = None  # its memory is needed for what comes
-        self.send(Compiling(None))
-        made = self._inputs.make(told.problem, told.workloads, told.seed, interpreted=told.target is None)
+        with self._turn():
+            self.send(Compiling(None))
+            made = self._inputs.make(told.problem, told.workloads, told.seed, interpreted=told.target is None)
+            while len(self._marks) < len(told.workloads):
+                self._marks.append(self._new_mark(len(self._marks)))
+                self._wait(self._marks[-1]())
+            self._wait(made.arguments)
+        self.send(Idle())
         expected = [
             inputs.expected(told.problem, workload, batch, made, told.settings)
             for workload, batch in zip(told.workloads, made.batches, strict=True)
         ]
-        while len(self._marks) < len(told.workloads):
-            self._marks.append(self._new_mark(len(self._marks)))
-            self._wait(self._marks[-1]())
         self._current = _Current(told, made, expected)
         return Prepared()
 
@@ -190,9 +199,10 @@ class _Session:
         program, refused = self._loaded(told)
         compiled = program is None
         if program is None:
-            self.send(Compiling(told.blocks))
             try:
-                program = self._compiled(told.blocks)
+                with self._turn():
+                    self.send(Compiling(told.blocks))
+                    program = self._compiled(told.blocks)
             except Exception as error:
                 verdict = failed(error, 0.0)
                 return Loaded(verdict.status, verdict.error, compiled, refused)
@@ -200,6 +210,7 @@ class _Session:
             with self._turn():
                 self.send(Began(told.blocks))
                 output = self._running(functools.partial(program, *arguments))
+            self.send(Idle())
             if wrong := want.mismatch(output):
                 return Loaded("wrong_result", f"workload {workload.name}: {wrong}", compiled, refused)
         self._programs[told.blocks] = program
@@ -249,6 +260,7 @@ class _Session:
                     call,
                     [Step(turn.workload, program_name(turn.blocks)) for turn in told.order],
                     lambda step: self.send(Began(turns[step].blocks)),
+                    lambda: self.send(Idle()),
                 )
             )
         return Timed({turns[step]: seconds for step, seconds in found.seconds.items()}, *found[1:])
@@ -257,7 +269,7 @@ class _Session:
     def _turn(self) -> Iterator[None]:
         """Have the chip to this device: whatever dies meanwhile, one candidate alone is to blame."""
         while not self._lock.acquire(timeout=WAITING_SECONDS):
-            self.send(Waiting())
+            self.send(Idle())
         try:
             yield
         finally:
@@ -265,8 +277,12 @@ class _Session:
 
     def _running(self, run: Callable[[], Any]) -> Any:
         """What a run gives; if it raises, this process says so and ends."""
+        from autotune.tpu import timer
+
         try:
             return self._wait(run())
+        except timer.NoRoom:
+            raise
         except Exception as error:
             self.send(Poisoned(first_line(error)))
             self._connection.close()
@@ -276,6 +292,8 @@ class _Session:
 def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
     """Do what the connection tells of one device until it is closed."""
     import jax
+
+    from autotune.tpu import timer
 
     with jax.default_device(device):
         session = _Session(connection, device, lock)
@@ -291,6 +309,8 @@ def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
                 return
             try:
                 answer: NamedTuple = does[type(told)](told)
+            except timer.NoRoom as error:
+                answer = NoRoom(str(error))
             except Exception as error:
                 answer = Failed(first_line(error))
             session.send(answer)
@@ -332,10 +352,3 @@ def main() -> None:
     lock = threading.Lock()
     for connection, device in zip(connections, devices, strict=False):
         threading.Thread(target=_serve_or_end, args=(connection, device, lock)).start()
-
-
-if __name__ == "__main__":
-    # Under its own name, not __main__'s: the messages are pickled by the module they are of.
-    from autotune.tpu import session
-
-    session.main()

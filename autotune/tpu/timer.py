@@ -6,14 +6,17 @@ which, as soon as they say enough.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
+import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from autotune.files import scratch
+from autotune.errors import first_line
+from autotune.files import FULL, scratch
 from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, Run, TraceError, contents, runs
 
 # A device whose first profiles hold no event of it (a CPU, or a profiler that does not work) is timed by the
@@ -38,6 +41,10 @@ PROFILER_OPTIONS = {
 }
 
 Call = Callable[[], Any]
+
+
+class NoRoom(Exception):
+    """There is no room for a profile; the message says which."""
 
 
 class Step(NamedTuple):
@@ -86,12 +93,19 @@ class Timer:
         self._timer: str | None = None
 
     def time(
-        self, call: Callable[[Step], Any], order: Sequence[Step], began: Callable[[Step], None]
+        self,
+        call: Callable[[Step], Any],
+        order: Sequence[Step],
+        began: Callable[[Step], None],
+        ended: Callable[[], None] = lambda: None,
     ) -> Timings:
         """One timing for each step in `order`, in that order; steps of one section follow one another.
 
         call: runs a step, whose program has run at least once before. began: told of each step before its
-        call is made, so that whoever watches knows which one did it.
+        call is made, so that whoever watches knows which one did it. ended: told when all calls are done.
+
+        Raises:
+          NoRoom: there is no room for a profile.
         """
         if self._timer == WALL_CLOCK:
             seconds: dict[Step, list[float]] = {}
@@ -105,7 +119,7 @@ class Timer:
         marks = set(map(mark_name, sections))
         found: list[Run] = []
         try:
-            profile = self._profile(lambda: self._run(call, order, began))
+            profile = self._profile(lambda: self._run(call, order, began, ended))
             found = runs(profile, self._kernel_name, marks | {step.name for step in order})
             if not self._timer and not any(run.kernel_seconds for run in found):
                 note = f"the profile holds no kernel of these programs, but {contents(profile)}"
@@ -134,13 +148,20 @@ class Timer:
         elif self._empty >= EMPTY_PROFILES:
             self._timer = WALL_CLOCK
 
-    def _run(self, call: Callable[[Step], Any], order: Sequence[Step], began: Callable[[Step], None]) -> None:
+    def _run(
+        self,
+        call: Callable[[Step], Any],
+        order: Sequence[Step],
+        began: Callable[[Step], None],
+        ended: Callable[[], None],
+    ) -> None:
         for section, steps in itertools.groupby(order, key=lambda step: step.section):
             for _ in range(MARKS):
                 self._wait(self._mark(section))
             for step in steps:
                 began(step)
                 self._wait(call(step))
+        ended()
 
 
 def mark_name(section: int) -> str:
@@ -189,11 +210,23 @@ def call_seconds(
     return (batch(2 * size) - batch(size)) / size
 
 
+@contextlib.contextmanager
+def _profiler_errors(what: str) -> Iterator[None]:
+    """The profiler's own failures, which say nothing of what it profiles."""
+    try:
+        yield
+    except Exception as error:
+        if any(os.strerror(code) in str(error) for code in FULL):
+            raise NoRoom(first_line(error)) from None
+        raise TraceError(f"the profiler could not {what}: {first_line(error)}") from None
+
+
 def profiled(run: Callable[[], None]) -> bytes:
     """A profile, as jax.profiler takes it, of the device's events while `run` runs.
 
     Raises:
-      TraceError: the profiler wrote none, or one that is larger than 256 MiB.
+      TraceError: the profiler failed, wrote none, or one that is larger than 256 MiB.
+      NoRoom: there is no room for its files.
     """
     import jax
 
@@ -202,8 +235,16 @@ def profiled(run: Callable[[], None]) -> bytes:
     options.host_tracer_level = 0
     options.advanced_configuration = PROFILER_OPTIONS
     with scratch("autotune-profile-") as folder:
-        with jax.profiler.trace(folder, profiler_options=options):
+        with _profiler_errors("start"):
+            jax.profiler.start_trace(folder, profiler_options=options)
+        try:
             run()
+        except BaseException:
+            with contextlib.suppress(Exception):
+                jax.profiler.stop_trace()
+            raise
+        with _profiler_errors("write its profile"):
+            jax.profiler.stop_trace()
         paths = list(folder.rglob("*.xplane.pb"))
         if len(paths) != 1:
             raise TraceError(f"the profiler wrote {len(paths)} profiles, not one")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from autotune.tpu.timer import EMPTY_PROFILES, Step, Timer, call_seconds, mark_name
-from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
+from autotune.tpu.timer import EMPTY_PROFILES, Step, Timer, call_seconds, mark_name, profiled
+from autotune.tpu.trace import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, TraceError
 from tests.tpu.xspace import Event, xspace
 
 KERNEL = "kernel"
@@ -131,6 +132,16 @@ def test_programs_without_kernels_in_two_profiles_are_timed_as_a_whole() -> None
     timer = timer_of(modules, modules)
     assert times(timer, *[Step(0, "a")] * 3) == ({}, None)
     assert times(timer, *[Step(0, "a")] * 3) == ({Step(0, "a"): [32, 42, 52]}, MODULE_EVENTS)
+
+
+def test_a_profiler_that_does_not_start_is_no_fault_of_what_it_profiles(tmp_path: Path) -> None:
+    ran = []
+    with jax.profiler.trace(tmp_path), pytest.raises(TraceError, match="the profiler could not start: "):
+        profiled(lambda: ran.append(1))  # there may be one profile at a time
+    assert ran == []
+    with pytest.raises(ZeroDivisionError):
+        profiled(lambda: 1 // 0)
+    assert isinstance(profiled(lambda: None), bytes)  # it was stopped
 
 
 def test_what_a_profile_holds_is_told_where_the_kernel_is_not_found() -> None:
