@@ -110,7 +110,7 @@ def test_a_hostile_name_cannot_leave_the_docstring(tmp_path: Path) -> None:
     results.append(tmp_path, [row])
     tree = ast.parse(emitted(tmp_path))
     imported = [a.name for node in tree.body if isinstance(node, ast.Import) for a in node.names]
-    assert imported == ["functools", "jax", "jax.numpy"]
+    assert imported == ["functools", "logging", "jax", "jax.numpy"]
 
 
 CALL = {
@@ -154,6 +154,19 @@ def test_the_device_is_asked_for_once(module: ModuleType, monkeypatch: pytest.Mo
     monkeypatch.setattr("jax.devices", lambda: asked.append(1) or [Device("TPU v6 lite")])
     assert [module.get_tuned_block_sizes(**CALL) for _ in range(3)] == [(8, 64)] * 3
     assert len(asked) == 1
+
+
+def test_a_call_without_a_row_is_told_once_a_key(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("jax.devices", lambda: [Device("TPU v6 lite")])
+    for _ in range(2):
+        module.get_tuned_block_sizes(**CALL)
+        assert module.get_tuned_block_sizes(**{**CALL, "pages_per_seq": 4096}) == (128, 32)
+    assert caplog.messages == [
+        "no tuned block sizes for TPU v6e and the key "
+        "('bfloat16', 'bfloat16', 8, 2, 128, 128, 1024, 524288): using the default (128, 32)"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["TPU v3", "TPU v2", "cpu"])

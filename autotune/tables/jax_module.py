@@ -21,6 +21,7 @@ jax.experimental.pallas.ops.tpu.ragged_paged_attention.tuned_block_sizes.
 """
 
 import functools
+import logging
 
 import jax
 import jax.numpy as jnp
@@ -100,6 +101,13 @@ def get_device_name(num_devices: int | None = None):
     return name if num_devices is None else f'{name}-{num_devices}'
 
 
+@functools.cache
+def _warn_of_default(device: str, key, default) -> None:
+    """Once a key: a call that the table does not have may run far slower."""
+    logging.getLogger(__name__).warning(
+        'no tuned block sizes for %s and the key %s: using the default %s', device, key, default)
+
+
 def get_tuned_block_sizes(
     q_dtype,
     kv_dtype,
@@ -126,7 +134,11 @@ def get_tuned_block_sizes(
     ))
     # JAX's own defaults; v4 has the least VMEM.
     default = (32, 32) if version == 4 else (128, 32)
-    pages, queries = TUNED_BLOCK_SIZES.get(get_device_name(), {}).get(key, default)
+    device = get_device_name()
+    tuned = TUNED_BLOCK_SIZES.get(device, {}).get(key)
+    if tuned is None:
+        _warn_of_default(device, key, default)
+    pages, queries = tuned or default
     return (min(pages_per_seq, pages), min(max_num_batched_tokens, queries))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from autotune.tables.keys import Call
 from autotune.tables.table import Rows, Table
 from autotune.tpu.chips import GENERATIONS, TOO_OLD
 
+_LOGGER = logging.getLogger("autotune.tables")
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
 _REMEMBERED = 4096  # calls whose answer is kept; an engine has some dozens of shapes
 _LAYOUT = 6  # the first parts of a key: dtypes, heads, head_dim and page_size
@@ -62,6 +64,7 @@ class LookUp:
         if table is not None and generation is not None:
             self.device, self._rows = self.rule.rows(table, generation)
         self._layouts: dict[tuple[Any, ...], list[TableKey]] | None = None
+        self._warn = functools.cache(self._warn_once)
         # Bound once, so that a repeated call costs a hash and nothing else.
         self.blocks: Callable[..., BlockSizes] = functools.lru_cache(maxsize=_REMEMBERED)(self._blocks)
 
@@ -86,7 +89,22 @@ class LookUp:
             max_num_batched_tokens,
             page_size * pages_per_seq,
         )
-        return self._value(call)[0].clamped(pages_per_seq, max_num_batched_tokens)
+        value, origin, key, found = self._value(call)
+        blocks = value.clamped(pages_per_seq, max_num_batched_tokens)
+        if origin != EXACT:
+            self._warn(key, found, value)
+        return blocks
+
+    def _warn_once(self, key: TableKey, found: TableKey | None, value: BlockSizes) -> None:
+        """A call that the table does not have may run far slower than it could."""
+        instead = f"those of the nearest key {tuple(found)}" if found else "the default"
+        _LOGGER.warning(
+            "no tuned block sizes for %s and the key %s: using %s, %s",
+            self.generation or "this device",
+            tuple(key),
+            instead,
+            tuple(value),
+        )
 
     def answer(self, call: Call) -> Answer:
         """The answer to a call, and where it came from."""

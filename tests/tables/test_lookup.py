@@ -125,3 +125,19 @@ def test_explain_names_the_simplified_key():
         jnp.bfloat16, "bfloat16", 28, 4, 100, 16, 2000, 250, table=PUBLISHED, device_kind="TPU v6 lite"
     )
     assert answer.key == ("bfloat16", "bfloat16", 32, 4, 128, 16, 2048, 4096)
+
+
+def test_a_call_that_the_table_does_not_have_is_told_once_a_key(caplog: pytest.LogCaptureFixture) -> None:
+    own = lookup.LookUp(table(), "v6e", 6)
+    parts = KEY[:6]
+    with caplog.at_level("WARNING", logger="autotune.tables"):
+        assert own.answer(call(KEY)).origin == "exact"
+        own.blocks(*KEY[:7], KEY.pages_per_seq)
+        assert caplog.messages == []
+        for _ in range(2):
+            own.blocks(*parts, 8 * KEY.max_num_batched_tokens, KEY.pages_per_seq)
+            own.blocks(*parts[:4], 256, *parts[5:], KEY.max_num_batched_tokens, KEY.pages_per_seq)
+    near, default = caplog.messages
+    assert near.startswith("no tuned block sizes for v6e and the key ('bfloat16', ")
+    assert f"using those of the nearest key {tuple(KEY)}, " in near
+    assert default.endswith("using the default, (128, 32)")
