@@ -69,10 +69,10 @@ TARGET = _Target()
 
 
 class Seconds(click.FloatRange):
-    """A finite number of seconds above zero."""
+    """A finite number of seconds above zero, or from `least` on."""
 
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True)
+    def __init__(self, least: float = 0) -> None:
+        super().__init__(min=least, min_open=not least)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)

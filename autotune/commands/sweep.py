@@ -128,7 +128,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--run-timeout",
-    type=Seconds(),
+    type=Seconds(least=1),
     default=60.0,
     show_default=True,
     help="Seconds after which a run on the device counts as hanging.",
