@@ -21,7 +21,7 @@ $(VENV)/installed-test: $(VENV)/installed
 
 demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not here, emit their table
 	$(BIN)/autotune sweep --target v6e --preset smoke --out $(DEMO)
-	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO)/tuned_block_sizes.py
+	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO).py
 	@echo 'To type autotune without its path: . $(BIN)/activate. A shape of your own: autotune sweep --help'
 
 test: $(VENV)/installed-test lint browser  ## everything but the slow suite
@@ -54,13 +54,14 @@ screenshots: $(VENV)/installed-test browser  ## the pictures in docs/report, by 
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
 	$(BIN)/python -m autotune.commands.reference > docs/cli.md
 
-tables: $(GENERATIONS:%=table-%)  ## the committed tables: ten minutes a generation; goes on where it was stopped
+tables: $(GENERATIONS:%=table-%)  ## the committed tables: half an hour a generation; goes on where it was stopped
 
 table-%: $(VENV)/installed
 	@# A first run goes on from the rows that are committed.
 	test -d $(TABLES)/$* || test ! -d autotune/tables/rows/$* || (mkdir -p $(TABLES) && cp -r autotune/tables/rows/$* $(TABLES)/$*)
-	$(BIN)/autotune sweep --target $* --preset published --vmem-limit 100MiB --compile-timeout 7200 \
-	  --out $(TABLES)/$* > /dev/null
+	for preset in published serving 'long --max-num-seqs 64'; do \
+	  $(BIN)/autotune sweep --target $* --preset $$preset --vmem-limit 100MiB --compile-timeout 7200 \
+	  --out $(TABLES)/$* > /dev/null || exit; done
 	$(BIN)/python -m autotune.commit $(TABLES)/$* $*
 
 clean:

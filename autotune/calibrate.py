@@ -7,8 +7,10 @@ rows name which, as `model`.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,11 +21,12 @@ import numpy as np
 from autotune import results
 from autotune.cost import CALIBRATION, CONSTANTS, Calibration, Terms, seconds, stack, terms
 from autotune.errors import UsageError
-from autotune.files import user_folder, whole
+from autotune.files import distrusted, own_folder, whole
 from autotune.kernel import workload
 from autotune.kernel.problem import Problem, Program
 from autotune.kernel.workload import Workload
 from autotune.plan import program_of
+from autotune.terminal import say, shown
 from autotune.tpu import chips
 from autotune.tpu.chips import Generation
 
@@ -189,17 +192,27 @@ def _solve(found: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
     return solved.x * unit, np.sqrt(np.diag(covariance)) * unit * scatter
 
 
+_PLACE = "XDG_CONFIG_HOME", ".config"
+
+
 def path() -> Path:
     """The user's file of calibrations."""
-    return user_folder("XDG_CONFIG_HOME", ".config") / "calibration.json"
+    return own_folder(*_PLACE)[0] / "calibration.json"
+
+
+def _distrusted() -> str | None:
+    """Why the file may be another user's work; None if it cannot be."""
+    return own_folder(*_PLACE)[1] or distrusted(path())
 
 
 def store(device_kind: str, fitted: Fitted) -> None:
     """Keep a calibration for a device_kind, in place of an earlier one.
 
     Raises:
-      UsageError: the file cannot be read or written.
+      UsageError: the file cannot be read or written, or may be another user's work.
     """
+    if why := _distrusted():
+        raise UsageError(f"{str(path())!r} is not written, as {why}")
     held = _read()
     held[device_kind] = {
         **dataclasses.asdict(fitted.calibration),
@@ -210,6 +223,8 @@ def store(device_kind: str, fitted: Fitted) -> None:
         "programs": fitted.programs,
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+    with contextlib.suppress(OSError):  # which the next line tells of
+        path().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with whole(path()) as file:
         file.write((json.dumps(held, indent=2, sort_keys=True) + "\n").encode())
 
@@ -239,8 +254,16 @@ def current(generation: Generation) -> Calibration:
     return CALIBRATION
 
 
+@functools.cache
+def _passed_over(file: Path, why: str) -> None:
+    say(f"{shown(file)} is passed over, and the built-in constants predict: {why}")
+
+
 def _read() -> dict[str, Any]:
     if not path().exists():
+        return {}
+    if why := _distrusted():
+        _passed_over(path(), why)
         return {}
     try:
         if not path().is_file() or path().stat().st_size > MAX_FILE_BYTES:

@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, Program, Settings, TableKey, next_power_of_2
+from autotune.kernel.rpa import default_blocks
 from autotune.scoreboard import Scoreboard
 from autotune.tables import rules
+from autotune.tables.dialects import JAX
 from autotune.tables.keys import call_of
 from autotune.tables.table import Key, Table
 from autotune.tpu.chips import GENERATIONS, MIB
@@ -21,6 +22,7 @@ from autotune.tpu.compiler import Compiled
 KINDS = {
     "unread": "a table that nothing reads any more",
     "empty": "no rows",
+    "no-rows-there": "a generation without rows: every call there gets the default",
     "shared-name": "names that two generations share: each gets the rows meant for the other",
     "unknown-device": "names that the look-up never asks for",
     "not-consulted": "names that the look-up asks for where it never consults the rows",
@@ -331,14 +333,23 @@ def slow_findings(
 
 
 def targets_of(table: Table, target: str | None) -> list[str]:
-    """The generations that a table is checked for: the one asked for, or all that it has rows for.
-
-    Raises:
-      UsageError: it has no rows for the one asked for.
-    """
+    """The generations that a table is checked for: the one asked for, or all that it has rows for; none if
+    it has no rows for the one asked for."""
     if target is None:
         return table.generations()
-    if not table.rows_of(target):
-        have = ", ".join(table.generations()) or "none"
-        raise UsageError(f"{table.shown} has no rows for {target}: it has rows for {have}")
-    return [GENERATIONS[target].name]
+    return [target] if table.rows_of(target) else []
+
+
+def without_rows(table: Table, target: str) -> Finding:
+    """What calls get on a generation that a table has no rows for."""
+    rule = rules.of(table)
+    default = f", {tuple(default_blocks(GENERATIONS[target].version))}" if table.dialect is JAX else ""
+    never = f", and its look-up {rule} never consults rows there" if target in rule.skips else ""
+    have = ", ".join(table.generations()) or "no generation"
+    return Finding(
+        kind="no-rows-there",
+        device=None,
+        message=f"no rows for {target}{never}: every call there gets the default{default}; it has rows for "
+        f"{have}",
+        detail={"target": target},
+    )

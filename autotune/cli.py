@@ -10,6 +10,7 @@ import _thread
 import atexit
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -23,7 +24,8 @@ from click.shell_completion import shell_complete
 from autotune import __version__
 from autotune.commands.completing import COMPLETE_VARIABLE
 from autotune.errors import EXIT_INTERRUPTED, EXIT_MACHINE, EXIT_USAGE, AutotuneError, did_you_mean
-from autotune.terminal import unfailing
+from autotune.terminal import INTERRUPTS, closed, unfailing
+from autotune.tpu import chip_process
 
 # In the order of `autotune --help`: as one meets them.
 COMMANDS = {
@@ -93,14 +95,10 @@ def main() -> NoReturn:
 def run() -> int:
     """Run the command line; exit codes: 0 done, 1 differences or failed checks, 2 wrong usage, 3 this machine
     cannot do it, 130 interrupted."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # and not ignored, as under nohup
-        signal.signal(signal.SIGINT, _interrupt)
-    # A preempted host sends SIGTERM: leave as for Ctrl-C, with everything recorded.
-    signal.signal(signal.SIGTERM, _interrupt)
+    _listen()
+    chip_process.set_aside()
     sys.unraisablehook = _unraisable
     _open_standard_streams()
-    if sys.stderr is sys.__stderr__ and sys.stderr is not None:
-        sys.stderr = unfailing(sys.stderr)
     try:
         if instruction := os.environ.get(COMPLETE_VARIABLE):
             sys.exit(shell_complete(cli, {}, "autotune", COMPLETE_VARIABLE, instruction))
@@ -110,8 +108,7 @@ def run() -> int:
                 code: Any = cli.invoke(context)
         except click.exceptions.Exit as done:
             code = done.exit_code
-        if sys.stdout is not None:  # as where it is closed
-            sys.stdout.flush()
+        sys.stdout.flush()
         _deafen()  # what was asked for is done
     except (KeyboardInterrupt, click.exceptions.Abort):
         _deafen()  # it is leaving already
@@ -172,12 +169,27 @@ def _unraisable(unraisable: Any) -> None:
 
 
 def _open_standard_streams() -> None:
-    """Put /dev/null in place of closed standard streams, or other files would take their numbers."""
+    """Put /dev/null in place of closed standard streams, or other files would take their numbers.
+
+    What is said to a closed standard error is lost, and work goes on. To print to a closed standard output is
+    an error, as what was asked for is lost. Characters that its encoding does not have are escaped.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is None:
+        sys.stdout = closed(1)
+    elif sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    replaced = sys.stderr is not sys.__stderr__  # as by redirect_stderr
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    if not replaced:
+        sys.stderr = unfailing(sys.stderr)
 
 
 def _forget_standard_output() -> None:
@@ -186,10 +198,18 @@ def _forget_standard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def _listen() -> None:
+    """Leave as for Ctrl-C, with everything recorded, when a preempted host sends SIGTERM, a terminal is
+    closed, or on Ctrl-\\. What is ignored, as under nohup, stays ignored."""
+    for number in INTERRUPTS:
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _interrupt)
+
+
 def _deafen() -> None:
-    """Ignore Ctrl-C and SIGTERM from here on."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    """Ignore Ctrl-C and the like from here on."""
+    for number in INTERRUPTS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -10,13 +10,15 @@ import functools
 import importlib.util
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.errors import MachineError, UsageError, first_line
+from autotune.terminal import INTERRUPTS
 
 CONNECT_SECONDS = 10.0
 
@@ -44,11 +46,12 @@ def connected(address: str) -> Iterator[str]:
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # a thread that is late must not start a cluster of its own
     # Nothing is reported to Ray's makers of a cluster that this starts.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    import ray
-
     options: dict[str, Any] = {"address": address, "log_to_driver": False, "logging_level": logging.CRITICAL}
     if address == "local":
-        options |= {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        os.environ.update(_for_this_user_alone(os.environ))
+        options["include_dashboard"] = False
+    import ray
+
     try:
         with signals_held():
             try:
@@ -60,13 +63,26 @@ def connected(address: str) -> Iterator[str]:
         ray.shutdown()
 
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _holding = False
+
+
+def _for_this_user_alone(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables, to be set before Ray is imported, by which a cluster that is started here is nobody else's.
+
+    Ray takes 127.0.0.1 for this machine's address in a network and listens on all, unless it is told that
+    there are no clusters, as is the rule on Windows (ray/_private/services.py, get_node_ip_address). A token
+    in the environment is in no file: Ray would leave one behind in the home folder that all may read
+    (ray/_private/authentication/authentication_token_setup.py).
+    """
+    alone = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    if not any(name in environ for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")):
+        alone |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    return alone
 
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[None]:
-    """Answer a Ctrl-C or SIGTERM only once a block is through, by the handlers of before.
+    """Answer a Ctrl-C and the like only once a block is through, by the handlers of before.
 
     Ray's handlers leave at once, with an exit code of their own, and those of its C++ abort. Threads that are
     started meanwhile never get these signals; processes do, but are a group of their own, so that what is
@@ -77,8 +93,8 @@ def signals_held() -> Iterator[None]:
         yield
         return
     _mind_children()
-    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)
     _holding = True
     try:
         yield
@@ -97,7 +113,7 @@ def _mind_children() -> None:
 def _as_child() -> None:
     if _holding:
         os.setpgid(0, 0)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, INTERRUPTS)
 
 
 def cpus() -> int:

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import autotune
-from autotune import device_sweep, installed, presets, results, sweep
+from autotune import installed, presets, results, sweep
 from autotune.calibrate import current
 from autotune.devices import Devices
 from autotune.errors import MachineError
@@ -109,7 +109,7 @@ class Study:
     store: Store | None
     jobs: int
     timeout: float
-    progress: Callable[[Plan, Search], device_sweep.Progress]
+    progress: Callable[[Plan, Search], sweep.Progress]
 
 
 @dataclasses.dataclass
@@ -152,8 +152,7 @@ def expected_seconds(study: Study, interpreted: bool) -> float:
     start, of_a_key = START_SECONDS, KEY_SECONDS
     if interpreted:
         start, of_a_key = INTERPRETED_START_SECONDS, INTERPRETED_KEY_SECONDS
-    plan = sweep.load(study.folder / "first", study.request, study.store)
-    outlook = sweep.search_for(study.request, plan).outlook()
+    outlook = sweep.prepare(study.request, study.folder / "first", study.store).search.outlook()
     compiling = outlook.seconds / study.jobs  # schedules; the second sweep finds them in the store
     if outlook.programs and not interpreted:
         executables = 2 * TIMED_OF_A_KEY * len(study.request.keys)
@@ -240,11 +239,16 @@ def _swept(study: Study, devices: Devices, tried: Tried, start: Callable[[], Dev
 
 def _sweep(study: Study, folder: Folder, devices: Devices) -> Summary:
     request = study.request
-    plan = sweep.load(folder, request, study.store)
-    search = sweep.search_for(request, plan)
-    progress = study.progress(plan, search)
-    return device_sweep.run(
-        request, plan, search, study.store, folder, study.jobs, study.timeout, devices, progress
+    prepared = sweep.prepare(request, folder, study.store)
+    return sweep.sweep(
+        request,
+        folder,
+        study.progress(*prepared),
+        prepared=prepared,
+        store=study.store,
+        devices=devices,
+        jobs=study.jobs,
+        timeout=study.timeout,
     )
 
 

@@ -12,7 +12,7 @@ from itertools import combinations
 from autotune.diff import DeviceDiff, Dimension, Regret, dimensions, directions
 from autotune.kernel.problem import BlockSizes
 from autotune.tables.table import Key, Table
-from autotune.terminal import printable, shown
+from autotune.terminal import cell, printable, shown
 from autotune.tpu.chips import MIB
 
 EXAMPLES = 10  # of added, removed and changed keys each, unless all are wanted
@@ -203,12 +203,12 @@ def _csv(comparison: Comparison) -> str:
     for (i, j), devices in comparison.pairs.items():
         for device in devices:
             where = [tables[i].origin, tables[j].origin, device.before or "", device.after or ""]
-            for change in device.changed:
-                writer.writerow([*where, "changed", *change.key, *change.before, *change.after])
-            for key, value in device.added.items():
-                writer.writerow([*where, "added", *key, *nothing, *value])
-            for key, value in device.removed.items():
-                writer.writerow([*where, "removed", *key, *value, *nothing])
+            lines: list[list[object]] = [
+                *([*where, "changed", *c.key, *c.before, *c.after] for c in device.changed),
+                *([*where, "added", *key, *nothing, *value] for key, value in device.added.items()),
+                *([*where, "removed", *key, *value, *nothing] for key, value in device.removed.items()),
+            ]
+            writer.writerows(map(cell, line) for line in lines)
     return file.getvalue()
 
 

@@ -173,8 +173,9 @@ def libtpu(needed: list[Need]) -> Check:
     return _fit("libtpu", have or "a libtpu without a version", asked, cure(needed))
 
 
-def environment(variables: Mapping[str, str] = os.environ) -> Check:
-    """Variables that change what JAX and libtpu compile, where they are passed on."""
+def environment(variables: Mapping[str, str] | None = None) -> Check:
+    """The user's variables that would change what JAX and libtpu compile, and are left out."""
+    variables = chip_process.of_the_user() if variables is None else variables
     named = chip_process.dropped(variables)
     if not named:
         return Check("environ", OK, "no variable is set that changes what JAX, XLA or libtpu compile")

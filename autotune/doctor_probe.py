@@ -13,19 +13,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import first_line
+from autotune.tpu import chip_process
+from autotune.tpu.compiler import environment
 
 SECONDS = 120.0  # all of it takes 1.6 s on two cores; a cold disk or a network one takes longer
 MARK = "autotune-probe "
 # In the order in which they are said; each needs those before it.
 STAGES = ("jax", "kernel", "heads", "tables", "vmem", "generations")
 
-_CHILD = "import sys; sys.path[:] = {path!r}; from autotune.doctor_probe import answer; answer()"
+_CHILD = "from autotune.doctor_probe import answer; answer()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +39,19 @@ class Probe:
 
 def ask(seconds: float = SECONDS, path: list[str] | None = None) -> Probe:
     """Probe the installed JAX. path: where the child looks for modules; by default as this process does."""
-    command = [sys.executable, "-c", _CHILD.format(path=sys.path if path is None else path)]
+    # As for a compile, but that none is made, and so no listing is to be written.
+    variables = {**chip_process.passed_on(os.environ), **environment(Path())}
+    del variables["LIBTPU_INIT_ARGS"]
     how = None
     try:
-        done = subprocess.run(command, capture_output=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            chip_process.python(_CHILD, path=path),
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
         out, err = done.stdout, done.stderr
         if done.returncode:
             how = f"ended {ended(done.returncode)}"
@@ -75,10 +85,6 @@ def ended(returncode: int) -> str:
 
 def answer() -> None:
     """The child's side: say every stage, until one fails that the others need."""
-    from autotune.tpu.compiler import take_environment
-
-    take_environment(Path(os.devnull))
-    os.environ.pop("LIBTPU_INIT_ARGS")  # nothing is compiled, so nothing is to be dumped
     for stage in STAGES:
         say: Callable[[], Any] = globals()[f"_{stage}"]
         try:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from autotune import gather, merge, results, unfinished, winners
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.folders import Folder
 from autotune.incumbents import incumbents_of, uncompared
 from autotune.kernel import rpa
@@ -62,6 +62,16 @@ class Winners:
         return self.merged.tables if self.merged else tables_of(self.lines)
 
     @property
+    def narrowed(self) -> str:
+        """What to say of winners that not all of the rows had a say in; '' where there are none."""
+        few = winners.narrowed(self.lines)
+        return (
+            f"{len(few)} of {counted(len(self.lines), 'winner')}: {winners.compared_text(few)}"
+            if len(few)
+            else ""
+        )
+
+    @property
     def base_source(self) -> str:
         """Where the values of the base come from."""
         if self.base is None:
@@ -87,7 +97,7 @@ def winning_lines(folder: Folder, target: str | None = None) -> pd.DataFrame:
     """The winner of each entry in a results folder, today's look-up being the incumbent of ties.
 
     Raises:
-      UsageError: the folder cannot be read, or holds no candidate that is ok.
+      UsageError, AutotuneError: as `read`.
     """
     return read(folder, target=target).lines
 
@@ -100,9 +110,10 @@ def read(
     target: only this generation's. base, min_gain: a table to merge them into, see `merge`.
 
     Raises:
-      UsageError: the folder cannot be read, or holds no candidate that is ok; the base is of another dialect.
+      UsageError: the folder cannot be read or holds no row; the base is of another dialect.
+      AutotuneError: no candidate is ok.
     """
-    frame = results.read(folder, winners.READ_COLUMNS)
+    frame = results.read(folder, [*winners.READ_COLUMNS, "host"])
     if interpreted := int((frame["source"] == results.INTERPRETED).sum()):
         raise UsageError(
             f"results folder {str(folder)!r} holds {interpreted} interpreted rows, which show that the "
@@ -118,7 +129,7 @@ def read(
     scored = winners.scores(frame)
     if scored.empty:
         of = f" for {target}" if target else ""
-        raise UsageError(
+        raise AutotuneError(
             f"results folder {str(folder)!r} has {counted(len(frame), 'row')}{of} and no candidate that is "
             f"ok: nothing can win; `autotune show {typed(folder)}` says what failed"
         )
@@ -226,7 +237,8 @@ def _under_jaxs_names(won: Winners) -> tuple[dict[str, dict[TableKey, BlockSizes
 
 
 def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> list[str]:
-    """What a reviewer asks of a table; of finished sweeps, nothing in it depends on when or where.
+    """What a reviewer asks of a table; of finished sweeps, nothing in it depends on when, and on where only
+    what was timed.
 
     held: how many values the table holds, by name of the device and source.
     """
@@ -242,6 +254,10 @@ def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> li
         ]
     elif source == results.MEASURED:
         text.append("MEASURED: every value was timed on a TPU.")
+    timed = lines[lines["source"] == results.MEASURED]
+    if len(timed):
+        hosts = sorted({host for names in timed.get("hosts", ()) for host in names})
+        text += textwrap.wrap(f"timed on: {', '.join(hosts) or 'hosts that the rows do not name'}", 96)
     if won.base is not None:
         text += [
             f"merged into {won.base.origin} ({won.base.provenance.get('source', 'of unknown source')}):",
@@ -255,6 +271,7 @@ def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> li
     text += [
         f"keys: {', '.join(f'{count} {name}' for name, count in counts.items())}",
         f"settings: {settings_text(settings)}",
+        *textwrap.wrap(f"compared: {winners.compared_text(lines)}", 96),
     ]
     for column in ("jax", "jaxlib", "libtpu", "kernel_fingerprint"):
         values = ", ".join(sorted(lines[column].dropna().unique())) or "not installed"

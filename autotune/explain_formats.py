@@ -12,7 +12,7 @@ from autotune.explain import Cost, Explanation, Said
 from autotune.kernel.problem import BlockSizes
 from autotune.kernel.tiling import heads_per_blk
 from autotune.tables import rules
-from autotune.tables.lookup import DEFAULT, EXACT, NEAREST
+from autotune.tables.lookup import DEFAULT, EXACT, NEAREST, Answer
 from autotune.tables.rules import Rule
 from autotune.tpu.chips import MIB
 
@@ -72,9 +72,13 @@ def _said(explanation: Explanation, said: Said) -> list[str]:
             f"{title}: {_pair(answer.value)}, {_doublings(answer.distance)} away",
             f"  nearest of this layout: {tuple(answer.found)}",
             f"  by {rule}; no other look-up tries the nearest",
+            *_passed(answer),
         ]
     else:
-        lines = [f"{title}: {_why_default(explanation, said)} {_pair(answer.value)}"]
+        lines = [
+            f"{title}: {_why_default(explanation, said)} {_pair(answer.value)}",
+            *_passed(answer),
+        ]
     if answer.key != explanation.key:
         lines.append(f"  its own key: {tuple(answer.key)}")
     if isinstance(limit, int) and answer.origin != DEFAULT:
@@ -82,6 +86,15 @@ def _said(explanation: Explanation, said: Said) -> list[str]:
     if answer.blocks != answer.value:
         lines.append(f"  cut to the call: {_pair(answer.blocks)}")
     return lines if rule.nearest else [*lines, *_by(said, rule)]
+
+
+def _passed(answer: Answer) -> list[str]:
+    """Of a nearer key whose value is as large as its own call, and so says little of a larger one."""
+    if answer.passed is None:
+        return []
+    if answer.passed == answer.found:
+        return ["  only a lower bound, as it is as large as its own key's call: sweep this one"]
+    return [f"  passed over: {tuple(answer.passed)},", "  whose value is as large as its own key's call"]
 
 
 def _other(said: Said) -> str:

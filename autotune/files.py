@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from autotune.errors import AutotuneError, MachineError, UsageError
+from autotune.terminal import say, shown, typed
 
 # A disk, a quota or a limit on files is full: no folder is the wrong one, and there is room to be made.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -28,14 +30,64 @@ def user_folder(variable: str, usual: str) -> Path:
     """The user's folder for this tool's files, below what a variable such as XDG_CACHE_HOME names.
 
     usual: its place below the home folder where the variable is not set. A user without a home, as in some
-    containers, has one in the folder for temporary files.
+    containers, has one in the folder for temporary files, which nobody else may look into.
+
+    What is read back from it is believed. So where it may be another user's work, a line says so, once, and
+    an empty folder of this process alone stands in for it: nothing is kept for the next one.
     """
+    folder, why = own_folder(variable, usual)
+    return folder if why is None else _instead(folder, why)
+
+
+def own_folder(variable: str, usual: str) -> tuple[Path, str | None]:
+    """The same folder, and why it is not to be used; None if it may be."""
     if named := os.environ.get(variable):
-        return Path(named) / "autotune"
+        folder = Path(named) / "autotune"
+        return folder, distrusted(folder)
     try:
-        return Path.home() / usual / "autotune"
+        folder = Path.home() / usual / "autotune"
     except RuntimeError:
-        return Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
+        folder = Path(tempfile.gettempdir()) / f"autotune-{os.getuid()}"
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700)  # before anybody else can
+        return folder, distrusted(folder, private=True)
+    return folder, distrusted(folder)
+
+
+@functools.cache
+def _instead(of: Path, why: str) -> Path:
+    """A new folder of this process, gone at its end unless rows that could not be sent are kept in it."""
+    say(f"{shown(of)} is not used, and nothing is kept for next time: {why}")
+    folder = Path(tempfile.mkdtemp(prefix="autotune-own-"))
+
+    def remove() -> None:
+        if not (folder / "unsent").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
+
+
+def distrusted(path: Path, *, private: bool = False) -> str | None:
+    """Why what is in a file or folder may be the work of another user than this one or root, and what to
+    type; None if it cannot be, or is not there.
+
+    private: nobody else may read it either, and it is no link.
+    """
+    try:
+        found = path.lstat() if private else path.stat()
+    except OSError:
+        return None
+    if private and not stat.S_ISDIR(found.st_mode):
+        return "it is no folder: remove it"
+    if found.st_uid not in (os.getuid(), 0) or (private and found.st_uid != os.getuid()):
+        return f"it belongs to the user with the number {found.st_uid}"
+    # A group of one's own is what many systems give each user, with files that it may write.
+    others = stat.S_IWOTH | (0 if found.st_gid == os.getgid() else stat.S_IWGRP)
+    if found.st_mode & (0o077 if private else others):
+        mode = "go=" if private else "go-w"
+        return f"others may {'look into' if private else 'write'} it: chmod {mode} {typed(path)}"
+    return None
 
 
 @contextlib.contextmanager
@@ -43,7 +95,8 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     """A file to write, which takes its name, on disk, when the block ends, and is gone if the block fails.
 
     Its folder is made. Until then its name is a HIDDEN one and begins with a dot, which readers of folders
-    pass over. A link is followed; a device or a pipe, such as /dev/stdout, is written to as it is.
+    pass over. A link is followed; a device or a pipe, such as /dev/stdout, is written to as it is. A file
+    that was there keeps its mode, its owner and its other names.
 
     Raises:
       UsageError: the file or its folder cannot be written. MachineError: for want of room.
@@ -55,22 +108,44 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         except OSError as error:
             raise _refused(path, error) from None
         return
-    path = path.resolve()
+    named, path = path, Path(os.path.realpath(path))
     hidden = None
     try:
+        if path.is_symlink():
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         path.parent.mkdir(parents=True, exist_ok=True)
         new, hidden = _beside(path)
         with new:
             yield new
             new.flush()
             os.fsync(new.fileno())
-            hidden.replace(path)
+            _take_place(hidden, path)
     except OSError as error:
-        raise _refused(path, error) from None
+        raise _refused(named, error) from None
     finally:
         if hidden:
             with contextlib.suppress(OSError):
                 hidden.unlink()
+
+
+def _take_place(new: Path, path: Path) -> None:
+    """Give a file that is written the name of another, whose place it takes as an editor's would."""
+    try:
+        old = path.stat()
+    except FileNotFoundError:
+        new.replace(path)
+        return
+    made = new.stat()
+    if old.st_nlink > 1 or (old.st_uid, old.st_gid) != (made.st_uid, made.st_gid):
+        # A rename would part it from its other names, or from its owner. Its room is known to be there.
+        with new.open("rb") as source, path.open("r+b") as file:
+            shutil.copyfileobj(source, file)
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+        return
+    new.chmod(stat.S_IMODE(old.st_mode) & 0o777)
+    new.replace(path)
 
 
 def _beside(path: Path) -> tuple[BinaryIO, Path]:

@@ -6,10 +6,12 @@ they write is decided by the rows alone, not by the order of folders, files or c
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import io
 import json
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +21,7 @@ from autotune import folders, results
 from autotune.errors import UsageError
 from autotune.folders import Folder
 from autotune.rowcodes import Codes, codes
-from autotune.terminal import printable, typed
+from autotune.terminal import cell, printable, typed
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,25 +44,42 @@ class Gathered(NamedTuple):
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Lists as text, so that rows can be compared and sorted by them."""
+    """What cannot be ranked, such as lists, as text: so that rows can be compared and sorted by it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     for number, field in enumerate(table.schema):
-        if pa.types.is_list(field.type):
-            lists = table[field.name].combine_chunks()
+        column = table[field.name]
+        if field.name in results.schema().names:
+            if not pa.types.is_list(field.type):
+                continue
+            lists = column.combine_chunks()
             if isinstance(lists, pa.ChunkedArray):
                 lists = lists.chunk(0) if lists.num_chunks else pa.array([], field.type)
-            values = pc.cast(lists, pa.list_(pa.string()))
-            table = table.set_column(number, field.name, pc.binary_join(values, " "))
+            text = pc.binary_join(pc.cast(lists, pa.list_(pa.string())), " ")
+        elif pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+            text = pa.array(
+                [None if value is None else repr(value) for value in column.to_pylist()], pa.string()
+            )
+        else:
+            continue
+        table = table.set_column(number, field.name, text)
     return table
 
 
-def _together(parts: Sequence[pa.Table]) -> pa.Table:
-    """Rows of several files in one piece, each of the schema."""
+def _together(parts: Iterable[pa.Table]) -> pa.Table:
+    """Rows of several files in one piece: the columns of the schema, and after them those that it lacks."""
     import pyarrow as pa
 
-    return pa.concat_tables([results.schema().empty_table(), *(t.cast(results.schema()) for t in parts)])
+    schema = results.schema()
+    return results.together(
+        (part.cast(pa.schema([*schema, *list(part.schema)[len(schema) :]])) for part in parts), schema
+    )
+
+
+def _all_of(folder: Folder, only: Collection[str] | None = None) -> dict[str, pa.Table]:
+    """A folder's rows by file, with every column that they have."""
+    return results.by_file(folder, results.schema(), only, others=True)
 
 
 def _codes(table: pa.Table) -> Codes:
@@ -93,13 +112,12 @@ def merge(sources: Sequence[Folder], into: Folder) -> Gathered:
     Raises:
       UsageError: a source is not there, or a file is not of the schema. MachineError: a bucket refuses.
     """
-    schema = results.schema()
-    theirs = distinct(_together([table for source in sources for table in results.tables(source, schema)]))
-    held = _together(results.tables(into, schema) if results.names(into) else [])
+    theirs = distinct(_together(table for source in sources for table in _all_of(source).values()))
+    held = _together(_all_of(into).values() if results.names(into) else [])
     both = _together([held, theirs])
     numbers = _codes(both)
     known = np.unique(numbers[: held.num_rows])
-    new = theirs.filter(~np.isin(numbers[held.num_rows :], known))
+    new = both.slice(held.num_rows).filter(~np.isin(numbers[held.num_rows :], known))
     for target in sorted(set(new["target"].to_pylist())):
         _write(into, target, new)
     rows = len(np.unique(numbers))
@@ -115,27 +133,51 @@ def compact(folder: Folder) -> Gathered:
     Raises:
       UsageError: the folder is not there, or a file is not of the schema. MachineError: a bucket refuses.
     """
-    names = results.names(folder)
-    parts = results.tables(folder, results.schema(), only=names or None)
-    table = _together(parts)
+    parts = _all_of(folder, results.names(folder) or None)
+    table = _together(parts.values())
     rows = distinct(table)
     targets = sorted(set(rows["target"].to_pylist()))
     if len(parts) > len(targets) or rows.num_rows < table.num_rows:
         kept = {_write(folder, target, rows) for target in targets}
-        for name in names:
+        for name in parts:  # those that were read, and no others
             if name not in kept:
                 folders.delete(folder, name)
     return Gathered(rows.num_rows, 0, disagreeing(rows), len(results.names(folder)))
 
 
 def _write(folder: Folder, target: str, rows: pa.Table) -> str:
-    """The rows of a target as one file, named after its content; returns the name."""
+    """The rows of a target as one file, named after its content; returns the name.
+
+    Raises:
+      UsageError: a column that this version does not know is of a type that parquet does not keep.
+    """
     import pyarrow.compute as pc
 
-    content = results.parquet(rows.filter(pc.equal(rows["target"], target)))
+    mine = rows.filter(pc.equal(rows["target"], target))
+    content = results.parquet(mine)
+    beyond = [name for name in rows.column_names if name not in results.schema().names]
+    for name in beyond if not _kept(content, mine.select(beyond)) else ():
+        raise UsageError(
+            f"the column {printable(name)!r}, which this autotune does not know, cannot be written as it "
+            "was: nothing is changed; use the version that wrote it"
+        )
     name = f"rows-{target}-{hashlib.sha256(content).hexdigest()[:32]}.parquet"
     folders.publish(folder, name, content)
     return name
+
+
+def _kept(content: bytes, columns: pa.Table) -> bool:
+    """Whether a file gives back some columns just as they are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not columns.num_columns:
+        return True
+    back = pq.ParquetFile(io.BytesIO(content)).read().select(columns.column_names)
+    if back.schema.types != columns.schema.types:
+        return False
+    numbers = _codes(pa.concat_tables([columns, back.replace_schema_metadata()]))
+    return bool((numbers[: columns.num_rows] == numbers[columns.num_rows :]).all())
 
 
 def nothing(folders: Sequence[Folder], target: str | None, held: Collection[str] = ()) -> str:
@@ -195,22 +237,35 @@ def exported(folder: Folder, form: str) -> bytes:
     Raises:
       UsageError: as `results.read`, or an unknown format.
     """
-    import pyarrow as pa
-
     if form not in FORMATS:
         raise UsageError(f"{form!r} is no format: use {', '.join(FORMATS)}")
-    rows = results.rows_of(results.read(folder))
+    table = results.newest(_together(_all_of(folder).values()))
     if form == "parquet":
-        return results.parquet(pa.Table.from_pylist(rows, schema=results.schema()))
-    for row in rows:
-        row["time"] = row["time"].isoformat()
+        return results.parquet(table)
+    rows = [{name: _told(value) for name, value in row.items()} for row in table.to_pylist()]
     if form == "json":
         return (json.dumps(rows, indent=1, allow_nan=False) + "\n").encode()
     import csv
 
     text = io.StringIO()
-    writer = csv.DictWriter(text, results.schema().names, lineterminator="\n")
+    writer = csv.DictWriter(text, table.column_names, lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({n: json.dumps(v) if isinstance(v, list) else v for n, v in row.items()})
+        writer.writerow({n: cell(json.dumps(v) if isinstance(v, list | dict) else v) for n, v in row.items()})
     return text.getvalue().encode()
+
+
+def _told(value: Any) -> Any:
+    """A value as JSON has it: times as ISO 8601, and what it has no form for as text."""
+    if isinstance(value, list | tuple):
+        return [_told(one) for one in value]
+    if isinstance(value, dict):
+        return {str(name): _told(one) for name, one in value.items()}
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    known = (
+        value is None
+        or isinstance(value, str | bool | int)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+    return value if known else str(value)

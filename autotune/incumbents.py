@@ -83,6 +83,7 @@ def uncompared_text(missing: Sequence[BlockSizes], winners: int) -> str:
     pages, queries = (",".join(map(str, sorted(set(values)))) for values in zip(*missing, strict=True))
     return (
         f"{len(missing)} of {counted(winners, 'winner')} {was} not compared with what JAX's look-up answers "
-        "today, as its pair has no row (not among the block sizes that were named, or predicted not to win): "
+        "today, as its pair has no row of the same kind (not among the block sizes that were named, "
+        "predicted not to win, or of other versions or workloads): "
         f"the same sweep with --kv-pages {pages} --queries {queries} adds {adds}"
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import hashlib
 import os
 import re
 import tomllib
@@ -87,6 +89,24 @@ def libtpu_file() -> Path | None:
     named = os.environ.get("TPU_LIBRARY_PATH")
     if named and Path(named).is_file():
         return Path(named)
+    return _packaged_libtpu()
+
+
+def libtpu_version() -> str | None:
+    """Which libtpu compiles: the package's version, or a hash of another file that TPU_LIBRARY_PATH names."""
+    found, packaged = libtpu_file(), _packaged_libtpu()
+    if found is None or (packaged and packaged.samefile(found)):
+        return version("libtpu")
+    return _hash(found)
+
+
+@functools.cache
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:  # half a gigabyte, once a process
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
+
+
+def _packaged_libtpu() -> Path | None:
     from importlib.util import find_spec
 
     spec = find_spec("libtpu")

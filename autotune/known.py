@@ -10,6 +10,7 @@ from autotune import results
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.plan import Request
 from autotune.shortlist import geometric_mean
+from autotune.tpu.compiler import LASTING
 from autotune.tpu.statistics import Median
 from autotune.tpu.trace import CLOCKS
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 # Columns of a modelled row that are as true of the same program when it is timed.
 PROGRAM_COLUMNS = ("cycles", "vmem_used_bytes", "smem_used_bytes")
-GIVEN_UP = ("timeout", "crashed")
 
 
 @dataclasses.dataclass
@@ -70,7 +70,7 @@ class Known:
             for medians in candidate.timed.values():  # a row by another clock takes the place of this one's
                 medians.pop(batch, None)
             candidate.timed.setdefault(row["timer"], {})[batch] = Median(*(value * 1e-6 for value in ends))
-        elif not (self._request.retry_failed and row["status"] in GIVEN_UP):
+        elif not (self._request.retry_failed and row["status"] not in LASTING):
             candidate.failed = True
 
     def ranking(self, key: TableKey, batches: set[str]) -> tuple[BlockSizes, ...]:

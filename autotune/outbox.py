@@ -43,6 +43,8 @@ class Outbox:
         self._spill = user_folder("XDG_CACHE_HOME", ".cache") / "unsent" / f"{told}-{uuid.uuid4().hex[:8]}"
 
     def __enter__(self) -> Self:
+        """Raises MachineError where the rows to come could not be read back: see `results.require_clock`."""
+        results.require_clock()
         return self
 
     def __exit__(

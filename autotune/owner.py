@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ from autotune.errors import MachineError
 from autotune.files import user_folder
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
+from autotune.patience import Patience
 from autotune.tpu import chip_process, session
 
 START_SECONDS = 180.0  # libtpu takes 5 to 30 s to start
 MAX_LOG_TAIL = 1 << 16
-# What this process imports, and not what lies in the current folder, such as a clone of jax.
-_CHILD = "import sys; sys.path[:] = {path!r}; import autotune.tpu.session as s; s.main()"
+_CHILD = "import autotune.tpu.session as s; s.main()"
 
 
 class DeviceDied(Exception):
@@ -111,7 +110,7 @@ class ChipProcess:
         limit = struct.pack("ll", int(send_timeout), int(send_timeout % 1 * 1e6))
         numbers = [theirs.fileno() for _, theirs in pairs]
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _CHILD.format(path=sys.path), *map(str, numbers)],
+            chip_process.python(_CHILD, *map(str, numbers)),
             pass_fds=numbers,
             env=_environment(platform, chip, num_devices),
             stdin=subprocess.DEVNULL,
@@ -292,7 +291,7 @@ class Owner:
         """The next message that is an answer; those before it say what runs, and how long it may take."""
         while True:
             try:
-                if not self._connection.poll(seconds):
+                if not Patience(seconds).waits(self._connection.poll):
                     raise self._hangs(seconds)
                 message = self._connection.recv()
             except (EOFError, OSError):

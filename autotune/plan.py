@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from autotune.kernel.problem import (
 from autotune.kernel.rpa import published_table
 from autotune.kernel.workload import Workload
 from autotune.tpu.chips import Generation
-from autotune.tpu.compiler import Compiled
+from autotune.tpu.compiler import LASTING, Compiled
 from autotune.tpu.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -74,62 +75,126 @@ class Plan:
     """settled: trials whose verdict needs no compile. waiting: programs without a verdict, with their trials.
 
     known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
-    today, by key. recorded: candidates whose rows are all there already. files: those that these rows are in.
-    replaced: when rows were made that are to be made anew.
+    today, by key. tried: the candidates of each key, those included that other shards compile. recorded:
+    candidates whose rows are all there already. files: those that these rows are in. replaced: when rows were
+    made that are to be made anew. planner: who plans what lies beyond.
     """
 
-    settled: list[tuple[Trial, Compiled]]
-    waiting: dict[Program, list[Trial]]
-    known: dict[Program, tuple[tuple[int, ...], list[Trial]]]
-    incumbents: dict[TableKey, Incumbent]
-    recorded: int
-    ruled_out: int
-    reused: int
-    files: frozenset[str] = frozenset()
+    settled: list[tuple[Trial, Compiled]] = dataclasses.field(default_factory=list)
+    waiting: dict[Program, list[Trial]] = dataclasses.field(default_factory=dict)
+    known: dict[Program, tuple[tuple[int, ...], list[Trial]]] = dataclasses.field(default_factory=dict)
+    incumbents: dict[TableKey, Incumbent] = dataclasses.field(default_factory=dict)
+    tried: dict[TableKey, set[BlockSizes]] = dataclasses.field(default_factory=dict)
+    recorded: int = 0
+    ruled_out: int = 0
+    reused: int = 0
     replaced: results.Replaced = dataclasses.field(default_factory=dict)
+    planner: Planner | None = None
 
     @property
     def candidates(self) -> int:
         """Candidates of all keys, recorded ones included."""
         return self.recorded + len(self.settled) + sum(map(len, self.waiting.values()))
 
+    def take_in(self, more: Plan) -> None:
+        """Add the candidates of another plan for the same request, of which none is in this one."""
+        self.settled += more.settled
+        for program, trials in more.waiting.items():
+            self.waiting.setdefault(program, []).extend(trials)
+        for program, (cycles, trials) in more.known.items():
+            self.known.setdefault(program, (cycles, []))[1].extend(trials)
+        for key, blocks in more.tried.items():
+            self.tried.setdefault(key, set()).update(blocks)
+        self.recorded += more.recorded
+        self.ruled_out += more.ruled_out
+        self.reused += more.reused
 
-def make_plan(
-    request: Request,
-    frame: pd.DataFrame | None,
-    tools: results.Tools,
-    model: str | None,
-    kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
-    mine: Collection[Program] | None = None,
-) -> Plan:
-    """The plan of a sweep, given the rows that its folder holds.
+
+class Planner:
+    """Plans of one request, given the rows that its folder holds.
 
     frame: rows as `results.read` gives them; None for a new folder. model: version of the cost model that
-    will fill latencies. kept: verdicts that are kept elsewhere, of programs that the rows do not hold. mine:
-    the programs to sweep, all by default; of the others, what rows hold is known.
-
-    Raises:
-      UsageError: a workload does not fit a key.
+    will fill latencies. kept: verdicts that are kept elsewhere, of programs that the rows do not hold.
     """
-    recorded, verdicts = known_from(request, frame, tools)
-    published = published_table()
-    plan = Plan([], {}, {}, {}, 0, 0, 0, replaced=_replaced(request, frame))
-    for key in dict.fromkeys(request.keys):
-        problem = key.canonical_problem(request.max_num_seqs)
+
+    def __init__(
+        self,
+        request: Request,
+        frame: pd.DataFrame | None,
+        tools: results.Tools,
+        model: str | None,
+        kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
+    ) -> None:
+        self.request = request
+        self._tools = tools
+        self._model = model
+        self._kept = kept
+        self._recorded, self._verdicts = known_from(request, frame, tools)
+        self._replaced = _replaced(request, frame)
+        self._published = published_table()
+
+    def plan(self, mine: Collection[Program] | None = None) -> Plan:
+        """The plan of the whole request. mine: the programs to sweep, all by default; of the others, what
+        rows hold is known.
+
+        Raises:
+          UsageError: a workload does not fit a key.
+        """
+        request = self.request
+        plan = Plan(replaced=self._replaced, planner=self)
+        for key in dict.fromkeys(request.keys):
+            problem = key.canonical_problem(request.max_num_seqs)
+            now = incumbent(request.generation, key, self._published)
+            programs = candidates_of(request, problem, [blocks for blocks in now if blocks])
+            plan.tried[key] = {program.blocks for program in programs}
+            if mine is None or any(program in mine for program in programs):
+                plan.incumbents[key] = now
+            self._add(plan, key, problem, programs, mine)
+        self._look_elsewhere(plan)
+        return plan
+
+    def beyond(self, plan: Plan, best: Mapping[TableKey, BlockSizes]) -> Plan:
+        """The plan of what lies beyond the edges of a plan's candidates, by keys that have their best there;
+        empty where none has."""
+        more = Plan()
+        for key, blocks in best.items():
+            problem = key.canonical_problem(self.request.max_num_seqs)
+            wider = space.beyond(problem, blocks, plan.tried[key])
+            programs = [
+                Program(layout=problem.layout, blocks=b, settings=self.request.settings) for b in wider
+            ]
+            more.tried[key] = set(wider)
+            self._add(more, key, problem, programs, None)
+        self._look_elsewhere(more)
+        return more
+
+    def learned(self, program: Program, verdict: Compiled) -> None:
+        """A program that was compiled meanwhile."""
+        self._verdicts[program] = verdict
+
+    def _add(
+        self,
+        plan: Plan,
+        key: TableKey,
+        problem: Problem,
+        programs: Iterable[Program],
+        mine: Collection[Program] | None,
+    ) -> None:
+        """Add candidates of a key to a plan."""
+        request = self.request
         workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
-        now = incumbent(request.generation, key, published)
-        incumbents = [blocks for blocks in now if blocks]
-        for program in candidates_of(request, problem, incumbents):
+        for program in programs:
             missing = tuple(
-                w for w in workloads if identity_of(request, key, program, w, tools, model) not in recorded
+                w
+                for w in workloads
+                if identity_of(request, key, program, w, self._tools, self._model) not in self._recorded
             )
             trial = Trial(key, problem, program, workloads, missing)
-            compiled = verdicts.get(program)
+            compiled = self._verdicts.get(program)
             if compiled and compiled.schedule:
                 plan.known.setdefault(program, (compiled.schedule.cycles, []))[1].append(trial)
             if mine is not None and program not in mine:
                 continue
-            plan.incumbents[key] = now
             if not missing:
                 plan.recorded += 1
             elif verdict := without_compile(request, problem, program):
@@ -140,13 +205,16 @@ def make_plan(
                 plan.settled.append((trial, compiled))
             else:
                 plan.waiting.setdefault(program, []).append(trial)
-    for program, verdict in kept(list(plan.waiting)).items():
-        trials = plan.waiting.pop(program)
-        plan.reused += len(trials)
-        plan.settled += [(trial, verdict) for trial in trials]
-        if verdict.schedule:
-            plan.known.setdefault(program, (verdict.schedule.cycles, []))[1].extend(trials)
-    return plan
+
+    def _look_elsewhere(self, plan: Plan) -> None:
+        """Take verdicts that are kept elsewhere into a plan."""
+        for program, verdict in self._kept(list(plan.waiting)).items() if plan.waiting else ():
+            trials = plan.waiting.pop(program)
+            self.learned(program, verdict)
+            plan.reused += len(trials)
+            plan.settled += [(trial, verdict) for trial in trials]
+            if verdict.schedule:
+                plan.known.setdefault(program, (verdict.schedule.cycles, []))[1].extend(trials)
 
 
 def workload_of(wanted: str | Workload, key: TableKey, problem: Problem, seed: int) -> Workload:
@@ -180,20 +248,31 @@ def identity_of(
     tools: results.Tools,
     model: str | None,
 ) -> tuple[Any, ...]:
-    """The identity of a candidate's modelled row on a workload; model: as `make_plan` has it."""
+    """The identity of a candidate's modelled row on a workload; model: as `Planner` has it."""
+    common = _common(request.generation.name, request.max_num_seqs, request.settings, tools, model)
     return results.identity(
         {
-            "target": request.generation.name,
-            "max_num_seqs": request.max_num_seqs,
+            **common,
             "workload_fingerprint": batch.fingerprint,
-            "source": results.MODELLED,
-            "model": model,
             **key._asdict(),
             **program.blocks._asdict(),
-            **dataclasses.asdict(program.settings),
-            **dataclasses.asdict(tools),
         }
     )
+
+
+@functools.lru_cache(maxsize=16)
+def _common(
+    target: str, max_num_seqs: int, settings: Settings, tools: results.Tools, model: str | None
+) -> dict[str, Any]:
+    """The parts of an identity that a request's candidates share; a sweep has 100,000 of them."""
+    return {
+        "target": target,
+        "max_num_seqs": max_num_seqs,
+        "source": results.MODELLED,
+        "model": model,
+        **dataclasses.asdict(settings),
+        **dataclasses.asdict(tools),
+    }
 
 
 def known(request: Request, frame: pd.DataFrame, tools: results.Tools) -> dict[Program, Compiled]:
@@ -202,12 +281,9 @@ def known(request: Request, frame: pd.DataFrame, tools: results.Tools) -> dict[P
 
 
 def known_from(
-    request: Request, frame: pd.DataFrame | None, tools: results.Tools, crashes: bool = False
+    request: Request, frame: pd.DataFrame | None, tools: results.Tools
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
-    """Identities of the rows that are there, and the compiler's verdicts that they hold.
-
-    crashes: of programs that crashed twice too, which a later sweep would try again for another key.
-    """
+    """Identities of the rows that are there, and the compiler's verdicts that they hold."""
     recorded: set[tuple[Any, ...]] = set()
     verdicts: dict[Program, Compiled] = {}
     if frame is None:
@@ -216,10 +292,10 @@ def known_from(
     for name, value in dataclasses.asdict(tools).items():
         mine &= frame[name].isna() if value is None else frame[name] == value
     for line in _cleaned(results.rows_of(frame[mine])):
-        if request.retry_failed and line["status"] in ("timeout", "crashed"):
+        if request.retry_failed and line["status"] not in LASTING:
             continue
         recorded.add(results.identity(line))
-        if line["compile_seconds"] is not None or (crashes and line["status"] == "crashed"):
+        if line["compile_seconds"] is not None:
             verdict = _verdict(line)
             if (
                 verdict.schedule or verdict.status != "ok"
@@ -234,7 +310,7 @@ def _replaced(request: Request, frame: pd.DataFrame | None) -> results.Replaced:
         return {}
     again = ~frame["status"].isin(results.STATUSES)
     if request.retry_failed:
-        again |= frame["status"].isin(["timeout", "crashed"])
+        again |= ~frame["status"].isin(LASTING)
     return {results.identity(line): line["time"] for line in results.rows_of(frame[again])}
 
 

@@ -20,7 +20,7 @@ from autotune.measure import Result
 from autotune.pool import Task
 from autotune.search import Outlook
 from autotune.space import expected_compile_seconds
-from autotune.terminal import columns, printable, say, watched
+from autotune.terminal import INTERRUPTS, columns, printable, say, watched
 from autotune.tpu.compiler import Compiled
 
 LOG_EVERY_SECONDS = 60.0
@@ -174,7 +174,7 @@ class CompileProgress:
 
     def _tick(self) -> None:
         """The clock's thread: the line changes while a single compile takes minutes."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})  # the main thread's affair
+        signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTS)  # the main thread's affair
         pause = FIRST_SECONDS
         while not self._ended.wait(pause):
             pause = TICK_SECONDS

@@ -227,6 +227,8 @@ def _answer(method: Any, *told: Any) -> Any:
     try:
         return ray.get(method.remote(*told))
     except ray.exceptions.RayError as error:
+        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, MachineError):
+            raise error.cause from None
         return Died(None, "crashed", f"the Ray node of the device was lost: {reason(error)}")
 
 

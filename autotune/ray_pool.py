@@ -12,7 +12,6 @@ import itertools
 import queue
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from typing import Any, Self
 
 from autotune import cluster
 from autotune.errors import MachineError, first_line
+from autotune.patience import Patience
 from autotune.pool import Pool, Task
 from autotune.results import Tools
 from autotune.tpu.compiler import Compiled
@@ -41,9 +41,6 @@ class Compiler:
     """The actor: a pool of one process on whichever node Ray put it."""
 
     def __init__(self, timeout: float) -> None:
-        # A spawned process runs its parent's main module again: here Ray's, which would load Ray beside
-        # libtpu, and takes a second.
-        vars(sys.modules["__main__"]).pop("__file__", None)
         self._pool = CompilePool(1, timeout).__enter__()
 
     def place(self) -> tuple[str, Tools]:
@@ -226,13 +223,13 @@ class RayPool(Pool):
         import ray
 
         try:
-            limit = ATTEMPTS * self._timeout + GRACE_SECONDS
-            result = ray.get(getattr(actor, item.method).remote(item.task), timeout=limit)
-        except ray.exceptions.RayTaskError as error:
-            if not isinstance(error.cause, MachineError):
-                item.then(item.failed(Compiled(status="compile_error", error=first_line(error.cause))))
-                return True
-            self._lost(number, item, error.cause)
+            asked = getattr(actor, item.method).remote(item.task)
+            limit = Patience(ATTEMPTS * self._timeout + GRACE_SECONDS)
+            limit.waits(lambda seconds: bool(ray.wait([asked], timeout=seconds)[0]))
+            result = ray.get(asked, timeout=0)
+        except ray.exceptions.RayTaskError as error:  # the node's fault, and not the program's
+            cause = error.cause
+            self._lost(number, item, cause if isinstance(cause, MachineError) else _not_compiled(cause))
         except ray.exceptions.RayError as error:
             self._lost(number, item, error)
         else:
@@ -312,6 +309,13 @@ class RayPool(Pool):
 
 def _nobodys(error: MachineError) -> Compiled:
     return Compiled(status="crashed", error=first_line(error))
+
+
+def _not_compiled(error: Exception) -> MachineError:
+    return MachineError(
+        f"the nodes of the Ray cluster do not compile ({first_line(error)}); what is recorded so far is "
+        "kept: see `autotune doctor` on a node, then run the same command again, or with --executor local"
+    )
 
 
 def reason(error: Exception) -> str:

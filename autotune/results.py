@@ -13,6 +13,7 @@ import datetime
 import functools
 import io
 import socket
+import time
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from autotune.errors import AutotuneError, MachineError, UsageError, first_line
 from autotune.folders import Folder, RemoteFile
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.kernel.workload import Workload
-from autotune.rowcheck import flaw, oversize
+from autotune.rowcheck import JUDGED_BY, SOURCES, STATUSES, clock_flaw, flaw, oversize
 from autotune.rowcodes import codes
 from autotune.terminal import printable
 
@@ -35,11 +36,7 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1
 
-MEASURED, MODELLED, INTERPRETED = SOURCES = ("measured", "modelled", "interpreted")
-STATUSES = (
-    *("ok", "vmem_oom", "smem_oom", "compile_error"),
-    *("invalid", "timeout", "crashed", "wrong_result"),
-)
+MEASURED, MODELLED, INTERPRETED = SOURCES
 
 # (name, arrow type, meaning): the schema, and the table in docs/results.md, which a test compares with this.
 COLUMNS: tuple[tuple[str, str, str], ...] = (
@@ -139,15 +136,12 @@ class Tools:
     @classmethod
     def installed(cls) -> Tools:
         """Those of this environment."""
-        from importlib.metadata import PackageNotFoundError, version
+        from importlib.metadata import version
 
+        from autotune import installed
         from autotune.kernel import rpa
 
-        try:
-            libtpu = version("libtpu")
-        except PackageNotFoundError:
-            libtpu = None
-        return cls(version("jax"), version("jaxlib"), libtpu, rpa.fingerprint())
+        return cls(version("jax"), version("jaxlib"), installed.libtpu_version(), rpa.fingerprint())
 
 
 def row(
@@ -229,11 +223,6 @@ def append(folder: Folder, rows: Iterable[Mapping[str, Any]]) -> str | None:
     table = pa.Table.from_pylist([dict(r) for r in rows], schema=schema())
     if not table.num_rows:
         return None
-    if wrong := flaw(table, SCHEMA_VERSION):
-        raise MachineError(
-            f"a result that autotune itself could not read back ({wrong}) was not written; what is recorded "
-            "so far is kept: please report this, with the command"
-        )
     name = f"rows-{uuid.uuid4().hex}.parquet"
     folders.publish(folder, name, parquet(table))
     return name
@@ -256,10 +245,29 @@ def remove_abandoned(folder: Folder) -> None:
         files.remove_abandoned(folder, files.HIDDEN)
 
 
+def require_clock() -> None:
+    """Raises MachineError where rows made now could not be read back, as this machine's clock is wrong."""
+    if said := clock_flaw(time.time()):
+        raise MachineError(
+            f"this machine's clock says {said}, and results are kept with times from 2000 to 2200: set the "
+            "clock, such as by `sudo timedatectl set-ntp true`, then type the same command again"
+        )
+
+
 def parquet(table: pa.Table) -> bytes:
-    """Rows as the content of a file."""
+    """Rows as the content of a file.
+
+    Raises:
+      MachineError: they are rows that `read` would refuse.
+    """
     import pyarrow.parquet as pq
 
+    if wrong := flaw(table, SCHEMA_VERSION):
+        require_clock()
+        raise MachineError(
+            f"a result that autotune itself could not read back ({wrong}) was not written; what is recorded "
+            "so far is kept: please report this, with the command"
+        )
     content = io.BytesIO()
     # Without checksums, one flipped bit in eleven gives other rows, and no error.
     pq.write_table(table, content, compression="zstd", write_page_checksum=True)
@@ -292,6 +300,13 @@ def tables(folder: Folder, wanted: pa.Schema, only: Collection[str] | None = Non
     Raises:
       UsageError: as `read`.
     """
+    return list(by_file(folder, wanted, only).values())
+
+
+def by_file(
+    folder: Folder, wanted: pa.Schema, only: Collection[str] | None = None, *, others: bool = False
+) -> dict[str, pa.Table]:
+    """As `tables`, by the names of the files. others: with the columns that are not of this schema."""
     found: dict[str, pa.Table] = {}
     for listing in range(_LISTINGS if only is None else 1):
         new = [name for name in (_names(folder) if only is None else sorted(only)) if name not in found]
@@ -299,14 +314,16 @@ def tables(folder: Folder, wanted: pa.Schema, only: Collection[str] | None = Non
             break
         for file in folders.files(folder, new):
             with contextlib.suppress(FileNotFoundError):  # its rows are in another file by now
-                found[file.name] = _table(file, wanted)
-    return list(found.values())
+                found[file.name] = _table(file, wanted, others)
+    return found
 
 
-def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
+def _table(path: Path | RemoteFile, wanted: pa.Schema, others: bool) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    judged = [field for field in schema() if field.name in JUDGED_BY and field.name not in wanted.names]
+    known = pa.schema([*wanted, *judged])
     try:
         # An open handle, for a name ending in .parquet would else be looked at as a data set.
         with path.open("rb") as handle:
@@ -316,22 +333,22 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
                 raise UsageError(f"{str(path)!r} holds {larger}: move it out of the folder")
             if "schema_version" not in held or len(set(held)) < len(held):
                 raise UsageError(f"{str(path)!r} holds no rows of a sweep: move it out of the folder")
-            present = [name for name in wanted.names if name in held]
+            present = [name for name in known.names if name in held]
             text = [name for name in _TEXT if name in present]  # the same few words in every row: held once
             file = pq.ParquetFile(
                 handle, metadata=file.metadata, read_dictionary=text, page_checksum_verification=True
             )
-            table = file.read(columns=present)
-        for name in wanted.names:
-            if name not in present:
-                table = table.append_column(
-                    wanted.field(name), pa.nulls(table.num_rows, wanted.field(name).type)
-                )
-        table = table.select(wanted.names).cast(_encoded(wanted))
+            table = file.read(columns=None if others else present).replace_schema_metadata()
+        for field in known:
+            if field.name not in present:
+                table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+        beyond = [f.remove_metadata() for f in table.schema if others and f.name not in schema().names]
+        table = table.select([*known.names, *(field.name for field in beyond)])
+        table = table.cast(pa.schema([*_encoded(known), *beyond]))
         table.validate(full=True)  # such as text that is not UTF-8, which is met only when it is shown
         if wrong := flaw(table, SCHEMA_VERSION):
             raise UsageError(f"{str(path)!r} holds {wrong}: move it out of the folder")
-        return table
+        return table.select([*wanted.names, *(field.name for field in beyond)])
     except (FileNotFoundError, AutotuneError):
         raise
     except Exception as error:  # pyarrow has no class over all that it raises of a file that is not sound
@@ -339,6 +356,28 @@ def _table(path: Path | RemoteFile, wanted: pa.Schema) -> pa.Table:
         raise UsageError(
             f"{str(path)!r} cannot be read as parquet rows ({printable(said)}): move it out of the folder"
         ) from None
+
+
+def together(parts: Iterable[pa.Table], wanted: pa.Schema) -> pa.Table:
+    """Tables that have the columns of a schema, in one piece; those beyond it by name, after them.
+
+    Raises:
+      UsageError: two files have a column of one name and of types that are not one.
+    """
+    import pyarrow as pa
+
+    whole = [wanted.empty_table(), *parts]
+    beyond = sorted({name for part in whole for name in part.column_names} - set(wanted.names))
+    try:
+        table = pa.concat_tables(whole, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise UsageError(
+            "the files differ in the type of a column that this autotune does not know "
+            f"({printable(first_line(error))[:200]}), and none of it is dropped: use the version that wrote "
+            "them"
+        ) from None
+    # In one piece: taking rows out of many is slow.
+    return table.select([*wanted.names, *beyond]).unify_dictionaries().combine_chunks()
 
 
 def read(
@@ -358,24 +397,26 @@ def read(
     wanted = schema()
     if columns is not None:
         wanted = pa.schema([f for f in wanted if f.name in {*columns, *IDENTITY, *ALWAYS}])
-    # In one piece: taking rows out of many is slow.
-    table = pa.concat_tables([_encoded(wanted).empty_table(), *tables(folder, wanted, only)])
-    table = table.unify_dictionaries().combine_chunks()
+    table = newest(together(tables(folder, wanted, only), _encoded(wanted)))
+    frame: pd.DataFrame = table.cast(wanted).to_pandas(
+        types_mapper=_nullable_types().get, ignore_metadata=True
+    )
+    return frame
+
+
+def newest(table: pa.Table) -> pa.Table:
+    """Of rows with one identity the newest, in the order of their identities."""
     code = codes(table, IDENTITY)
     order = np.argsort(code, kind="stable")
     if (code[order][1:] == code[order][:-1]).any():
-        time = table["time"].to_numpy().view(np.int64)
-        order = np.lexsort((time, code))
-        if ((code[order][1:] == code[order][:-1]) & (time[order][1:] == time[order][:-1])).any():
+        made = table["time"].to_numpy().view(np.int64)
+        order = np.lexsort((made, code))
+        if ((code[order][1:] == code[order][:-1]) & (made[order][1:] == made[order][:-1])).any():
             # Of one moment, on two hosts: which one counts must not hang on the names of files.
             tied = [name for name in ("status", "latency_us") if name in table.column_names]
-            order = np.lexsort((codes(table, tied), time, code))
+            order = np.lexsort((codes(table, tied), made, code))
     code = code[order]
-    newest = order[np.append(code[1:] != code[:-1], True)] if len(order) else order
-    frame: pd.DataFrame = (
-        table.take(newest).cast(wanted).to_pandas(types_mapper=_nullable_types().get, ignore_metadata=True)
-    )
-    return frame
+    return table.take(order[np.append(code[1:] != code[:-1], True)] if len(order) else order)
 
 
 def _encoded(wanted: pa.Schema) -> pa.Schema:

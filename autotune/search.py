@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from autotune.kernel.problem import Layout, Program, Settings
+from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
 from autotune.plan import Trial
 from autotune.space import expected_compile_seconds
 from autotune.surrogate import fit
@@ -20,6 +20,8 @@ from autotune.tpu.compiler import Compiled
 
 # A program is left out if no key could be this much faster with it: below what a model, or a clock, can tell.
 WORTH_A_COMPILE = 0.005
+# Of a program that takes longer to compile, more is asked: of one that takes ten minutes, ten times as much.
+DEAR_SECONDS = 60.0
 # Programs that a layout of heads starts from, cheap ones spread over the space.
 SEEDS = 7
 # Shares of the programs, and of the time that they would take, that searches of the published keys came to
@@ -33,6 +35,8 @@ QUICK_SECONDS = 5.0
 
 # Modelled seconds of a trial, its workloads taken together, given its program's cycles by loop depth.
 Latency = Callable[[Trial, tuple[int, ...]], float]
+# Cycles of compiled programs by loop depth, with all trials that have them.
+Known = Mapping[Program, tuple[tuple[int, ...], list[Trial]]]
 
 
 class Outlook(NamedTuple):
@@ -48,11 +52,27 @@ class Outlook(NamedTuple):
 
 
 class Search(abc.ABC):
-    """waiting: programs without a verdict, each with the trials that it is for."""
+    """waiting: programs without a verdict, each with the trials that it is for. best: of each key the least
+    latency that is known, and whose; of no key where `latency` is None."""
 
-    def __init__(self, waiting: Mapping[Program, list[Trial]]) -> None:
+    def __init__(
+        self,
+        waiting: Mapping[Program, list[Trial]],
+        known: Known | None = None,
+        latency: Latency | None = None,
+    ) -> None:
         self.waiting = dict(waiting)
+        self.best: dict[TableKey, tuple[float, BlockSizes]] = {}
+        self._latency = latency
         self._in_flight: set[Program] = set()
+        for cycles, trials in (known or {}).values():
+            self._improve(trials, cycles)
+
+    def add(self, waiting: Mapping[Program, list[Trial]], known: Known) -> None:
+        """Take further candidates in. waiting: of programs that wait already, with the trials of before."""
+        self.waiting.update(waiting)
+        for cycles, trials in known.values():
+            self._improve(trials, cycles)
 
     def next(self) -> Program | None:
         """A program to compile now; None if there is none, or none before another verdict is told."""
@@ -67,17 +87,20 @@ class Search(abc.ABC):
         What is no smaller than an overflow in both block sizes overflows.
         """
         self._in_flight.discard(program)
-        self._learn(program, verdict, self.waiting.pop(program))
+        trials = self.waiting.pop(program)
+        if verdict.schedule:
+            self._improve(trials, verdict.schedule.cycles)
+        self._learn(program, verdict)
         implied = {}
         if verdict.status == "vmem_oom":
             for other in [p for p in self.waiting if p not in self._in_flight and _contains(p, program)]:
-                trials = self.waiting.pop(other)
+                del self.waiting[other]
                 implied[other] = dataclasses.replace(
                     verdict,
                     seconds=None,
                     error="not compiled: {},{} overflows already".format(*program.blocks),
                 )
-                self._learn(other, implied[other], trials)
+                self._learn(other, implied[other])
         return implied
 
     @abc.abstractmethod
@@ -92,7 +115,14 @@ class Search(abc.ABC):
     def _pick(self) -> Program | None: ...
 
     @abc.abstractmethod
-    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None: ...
+    def _learn(self, program: Program, verdict: Compiled) -> None: ...
+
+    def _improve(self, trials: Iterable[Trial], cycles: tuple[int, ...]) -> None:
+        if self._latency is None:
+            return
+        for trial in trials:
+            found = self._latency(trial, cycles), trial.program.blocks
+            self.best[trial.key] = min(found, self.best.get(trial.key, found))
 
 
 def _contains(program: Program, other: Program) -> bool:
@@ -107,9 +137,19 @@ def _contains(program: Program, other: Program) -> bool:
 class Exhaustive(Search):
     """Every program, those expected to take longest first, so that no core ends up waiting."""
 
-    def __init__(self, waiting: Mapping[Program, list[Trial]]) -> None:
-        super().__init__(waiting)
+    def __init__(
+        self,
+        waiting: Mapping[Program, list[Trial]],
+        known: Known | None = None,
+        latency: Latency | None = None,
+    ) -> None:
+        super().__init__(waiting, known, latency)
         self._order = sorted(waiting, key=expected_compile_seconds)
+
+    def add(self, waiting: Mapping[Program, list[Trial]], known: Known) -> None:
+        super().add(waiting, known)
+        free = (program for program in self.waiting if program not in self._in_flight)
+        self._order = sorted(free, key=expected_compile_seconds)
 
     def _pick(self) -> Program | None:
         while self._order:
@@ -123,7 +163,7 @@ class Exhaustive(Search):
     def outlook(self) -> Outlook:
         return Outlook.of(self.waiting)
 
-    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
+    def _learn(self, program: Program, verdict: Compiled) -> None:
         pass
 
 
@@ -141,32 +181,41 @@ _UNKNOWN = TYPICAL_PROGRAMS, TYPICAL_SECONDS
 class Contenders(Search):
     """Only programs that could still win a key, given what is known of those already compiled.
 
-    known: cycles of compiled programs, with all trials that have them. latency: see Latency. wanted: programs
-    to compile at last although they cannot win, if that is quick: what a winner is compared with.
+    wanted: programs to compile at last although they cannot win, if that is quick: what a winner is compared
+    with.
     """
+
+    _latency: Latency
 
     def __init__(
         self,
         waiting: Mapping[Program, list[Trial]],
-        known: Mapping[Program, tuple[tuple[int, ...], list[Trial]]],
+        known: Known,
         latency: Latency,
         wanted: Iterable[Program] = (),
     ) -> None:
-        super().__init__(waiting)
+        super().__init__(waiting, known, latency)
         quick = [p for p in set(wanted) if expected_compile_seconds(p) <= QUICK_SECONDS]
         self._wanted = sorted(quick, key=expected_compile_seconds)
-        self._latency = latency
-        self._best: dict[object, float] = {}
-        groups: dict[object, dict[Program, list[Trial]]] = {}
-        for program, trials in self.waiting.items():
-            groups.setdefault(heads_of(program), {})[program] = trials
-        self._groups = {heads: _Group(programs) for heads, programs in groups.items()}
-        for program, (cycles, trials) in known.items():
-            if group := self._groups.get(heads_of(program)):
-                group.known[program] = cycles
-                self._improve(trials, cycles)
+        self._groups: dict[object, _Group] = {}
+        self._join(waiting, known)
         for group in self._groups.values():
             group.seeds = seeds(group.waiting, SEEDS - len(group.known))
+
+    def add(self, waiting: Mapping[Program, list[Trial]], known: Known) -> None:
+        super().add(waiting, known)
+        self._join(waiting, known)
+
+    def _join(self, waiting: Mapping[Program, list[Trial]], known: Known) -> None:
+        """Put programs with those of their heads."""
+        for program, trials in waiting.items():
+            group = self._groups.setdefault(heads_of(program), _Group())
+            group.waiting[program] = trials
+            group.contenders = None
+        for program, (cycles, _) in known.items():
+            group = self._groups.setdefault(heads_of(program), _Group())
+            group.known[program] = cycles
+            group.contenders = None
 
     def prospects(self) -> set[Program]:
         found = {p for p in (*self._in_flight, *self._wanted) if p in self.waiting}
@@ -174,6 +223,8 @@ class Contenders(Search):
             self._contender(group)
             found.update(p for p in group.seeds if p in self.waiting)
             found.update(c.program for c in group.contenders or ())
+            if group.unknown:
+                found.update(group.waiting)
         return found
 
     def outlook(self) -> Outlook:
@@ -206,18 +257,12 @@ class Contenders(Search):
                 return program
         return None
 
-    def _learn(self, program: Program, verdict: Compiled, trials: list[Trial]) -> None:
+    def _learn(self, program: Program, verdict: Compiled) -> None:
         group = self._groups[heads_of(program)]
         del group.waiting[program]
         group.contenders = None
         if verdict.schedule:
             group.known[program] = verdict.schedule.cycles
-            self._improve(trials, verdict.schedule.cycles)
-
-    def _improve(self, trials: Iterable[Trial], cycles: tuple[int, ...]) -> None:
-        for trial in trials:
-            latency = self._latency(trial, cycles)
-            self._best[trial.key] = min(latency, self._best.get(trial.key, math.inf))
 
     def _contender(self, group: _Group) -> Contender | None:
         """The group's most promising program that is not on its way."""
@@ -230,6 +275,7 @@ class Contenders(Search):
     def _rank(self, group: _Group) -> list[Contender]:
         """The group's programs that are worth a compile, the most promising last."""
         surrogate = fit((program, cycles[3]) for program, cycles in group.known.items())
+        group.unknown = surrogate is None
         if surrogate is None:
             # Too little is known to leave anything out: the cheapest, unless verdicts are on the way.
             if any(program in self._in_flight for program in group.waiting):
@@ -245,27 +291,31 @@ class Contenders(Search):
         contenders = []
         for program, trials in group.waiting.items():
             least = self._latencies(trials, (*outer, round(surrogate.least_cycles(program))))
-            gain = max(1.0 - latency / self._best.get(key, math.inf) for key, latency in least.items())
-            if gain <= WORTH_A_COMPILE:
+            gain = max(1.0 - latency / self._best_of(key) for key, latency in least.items())
+            seconds = expected_compile_seconds(program)
+            if gain <= WORTH_A_COMPILE * max(1.0, seconds / DEAR_SECONDS):
                 group.chances[program] = 0.0, 0.0
                 continue
-            contenders.append(Contender(gain, expected_compile_seconds(program), program))
+            contenders.append(Contender(gain, seconds, program))
             short = min(latency / hoped[key] for key, latency in predicted[program].items()) - 1.0
             band = short + 1.0 - min(latency / hoped[key] for key, latency in least.items())
             # The band is 0 where copies take the time, whatever the cycles.
             group.chances[program] = (chance(short / max(band, 1e-9), band),) * 2
         return sorted(contenders, key=_promise)
 
-    def _latencies(self, trials: Iterable[Trial], cycles: tuple[int, ...]) -> dict[object, float]:
+    def _best_of(self, key: TableKey) -> float:
+        return self.best[key][0] if key in self.best else math.inf
+
+    def _latencies(self, trials: Iterable[Trial], cycles: tuple[int, ...]) -> dict[TableKey, float]:
         """By key, the latency of a program that has these cycles."""
         return {trial.key: self._latency(trial, cycles) for trial in trials}
 
-    def _hoped(self, predicted: Iterable[Mapping[object, float]]) -> dict[object, float]:
+    def _hoped(self, predicted: Iterable[Mapping[TableKey, float]]) -> dict[TableKey, float]:
         """By key, the best latency that is known or, if the surrogate is right, will be."""
-        hoped: dict[object, float] = {}
+        hoped: dict[TableKey, float] = {}
         for latencies in predicted:
             for key, latency in latencies.items():
-                hoped[key] = min(latency, hoped.get(key, self._best.get(key, math.inf)))
+                hoped[key] = min(latency, hoped.get(key, self._best_of(key)))
         return hoped
 
 
@@ -273,14 +323,16 @@ class Contenders(Search):
 class _Group:
     """Programs of one layout of heads and one setting, of every page size: one surrogate serves them.
 
-    contenders: as ranked after the last verdict, None where a verdict came since. chances: what each program
-    counts in the outlook, of its one program and of its seconds; empty while there is no surrogate.
+    contenders: as ranked after the last verdict, None where a verdict came since. unknown: whether too little
+    is known to leave any out. chances: what each program counts in the outlook, of its one program and of its
+    seconds; empty while there is no surrogate.
     """
 
-    waiting: dict[Program, list[Trial]]
+    waiting: dict[Program, list[Trial]] = dataclasses.field(default_factory=dict)
     known: dict[Program, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     seeds: list[Program] = dataclasses.field(default_factory=list)
     contenders: list[Contender] | None = None
+    unknown: bool = True
     chances: dict[Program, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 

@@ -28,7 +28,8 @@ class Line(NamedTuple):
 
     default_status and published_status: ok, why the pair failed, or None where it was not tried.
     latency_us: microseconds, the geometric mean over the workloads; low_us and high_us: that of the ends of
-    their intervals, None unless timed. tools: versions of what made the rows.
+    their intervals, None unless timed. tools: versions of what made the rows. compared, candidates,
+    of_workloads, and passed_over by winners.PASSED_OVER: see `winners.scores`.
     """
 
     target: str
@@ -48,19 +49,26 @@ class Line(NamedTuple):
     vmem_used_bytes: int | None
     workloads: int
     tools: dict[str, Any]
+    compared: int
+    candidates: int
+    of_workloads: int
+    passed_over: dict[str, int]
 
 
 class Overview(NamedTuple):
     """The winners; how many candidates have each status, by source; keys for which nothing is ok, and why;
-    sweeps that have begun and not ended, with how many of their keys have no row; what a look-up answers
-    today for winners that were not compared with it; of JAX's default and of its published values, on how
-    many keys they fail and how, and how many keys there are.
+    sweeps that have begun and not ended, with how many of their keys have no row; of all winners, what they
+    were compared with, and of each that not all rows had a say in; what a look-up answers today for winners
+    that were not compared with it; of JAX's default and of its published values, on how many keys they fail
+    and how, and how many keys there are.
     """
 
     lines: list[Line]
     statuses: dict[str, dict[str, int]]
     without_winner: list[tuple[str, TableKey, str]]
     unfinished: list[tuple[Begun, int]]
+    compared: str
+    narrowed: list[tuple[str, TableKey, str]]
     uncompared: list[BlockSizes]
     failing: dict[str, tuple[dict[str, int], int]]
 
@@ -94,7 +102,13 @@ def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -
     waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
     missing = uncompared(frame, scored, chosen)
     lines = compared(frame, scored, chosen)
-    return Overview(lines, counts, lost, waiting, missing, failing(frame))
+    few = winners.narrowed(chosen)
+    narrowed = [
+        (target, key, winners.compared_text(few.iloc[[number]]))
+        for number, (target, key) in enumerate(zip(few["target"], winners.keys_of(few), strict=True))
+    ]
+    said = winners.compared_text(chosen) if lines else ""
+    return Overview(lines, counts, lost, waiting, said, narrowed, missing, failing(frame))
 
 
 def _lost(each: pd.DataFrame, won: set[tuple[str, TableKey]]) -> list[tuple[str, TableKey, str]]:
@@ -226,6 +240,10 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
                 won["vmem_used_bytes"],
                 won["workloads"],
                 {name: won[name] for name in ("model", *results.TOOL_COLUMNS)},
+                won["compared"],
+                won["candidates"],
+                won["of_workloads"],
+                {name: won[name] for name in winners.PASSED_OVER},
             )
         )
     return lines

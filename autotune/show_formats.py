@@ -13,13 +13,14 @@ from autotune import results
 from autotune.incumbents import uncompared_text
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.show import Line, Overview
-from autotune.terminal import WIDTH, counted, folded, printable
+from autotune.terminal import WIDTH, cell, counted, folded, printable
 from autotune.tpu.chips import MIB
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _OVERFLOWS = ("vmem_oom", "smem_oom")
+_NARROWED_SHOWN = 5
 FORMATS = ("text", "csv", "json", "markdown")
 TRUST = {
     results.MEASURED: "measured on a TPU",
@@ -54,6 +55,10 @@ def record(line: Line) -> dict[str, Any]:
         "latency_low_us": line.low_us,
         "latency_high_us": line.high_us,
         "workloads": line.workloads,
+        "of_workloads": line.of_workloads,
+        "compared": line.compared,
+        "candidates": line.candidates,
+        **line.passed_over,
         "tied": line.tied,
         "vmem_used_bytes": line.vmem_used_bytes,
     }
@@ -75,7 +80,7 @@ def _csv(seen: Overview) -> str:
         values = record(line)
         if number == 0:
             writer.writerow(values)
-        writer.writerow("" if value is None else value for value in values.values())
+        writer.writerow("" if value is None else cell(value) for value in values.values())
     return file.getvalue()
 
 
@@ -109,6 +114,11 @@ def _text(seen: Overview, *, markdown: bool) -> Iterator[str]:
 def _notes(seen: Overview) -> Iterator[str]:
     if seen.lines:
         yield _legend(seen.lines)
+        yield seen.compared
+        for target, key, said in seen.narrowed[:_NARROWED_SHOWN]:
+            yield f"not all rows count on {target} for ({', '.join(map(str, key))}): {said}"
+        if (more := len(seen.narrowed) - _NARROWED_SHOWN) > 0:
+            yield f"nor on {counted(more, 'key')} more: --format json has the numbers of each"
     else:
         yield "no candidate is ok so far: nothing can win yet"
     for source, by_status in seen.statuses.items():

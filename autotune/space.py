@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from autotune.kernel.problem import BlockSizes, Problem, Program
 from autotune.kernel.rpa import compile_problem, scratch_bytes, smem_bytes
 from autotune.tpu.chips import MIB, Generation, hardware, vmem_limit
 from autotune.tpu.compiler import Compiled
 
-# KV tokens of a block that are worth trying by default. Smaller ones are lost in the cost of starting a copy,
-# larger ones take minutes to compile and, at the published shapes, overflow or lose.
+# KV tokens and queries of a block from which a search starts. Smaller blocks of KV are mostly lost in the
+# cost of starting a copy; larger ones take minutes to compile and, at the published shapes, mostly overflow
+# or lose. Where the best of these lies on their edge, `beyond` has the next.
 KV_TOKENS = (128, 2048)
 QUERIES = (32, 64, 128, 256)
 
@@ -47,6 +48,17 @@ def candidates(
     if kv_pages is None and queries is None:
         grid |= {b.clamped(problem.pages_per_seq, problem.max_num_batched_tokens) for b in incumbents}
     return sorted(grid)
+
+
+def beyond(problem: Problem, best: BlockSizes, tried: Collection[BlockSizes]) -> list[BlockSizes]:
+    """The pairs around a key's best one that are no candidates yet: half, the same and twice of each number,
+    within the call. None where all of them were tried: then the best does not lie on an edge."""
+    pages, queries = (
+        sorted({max(1, n // 2), n, min(2 * n, most)})
+        for n, most in zip(best, (problem.pages_per_seq, problem.max_num_batched_tokens), strict=True)
+    )
+    around = (BlockSizes(p, q) for p in pages for q in queries)
+    return [blocks for blocks in around if blocks not in tried]
 
 
 def ruled_out(problem: Problem, blocks: BlockSizes) -> Compiled | None:

@@ -17,20 +17,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from autotune.files import user_folder
+from autotune.files import distrusted, user_folder
 from autotune.kernel import rpa
 from autotune.kernel.problem import LOOP_DEPTHS, Program
 from autotune.results import Tools
+from autotune.rowcheck import MOST_CYCLES, MOST_SMEM_BYTES, MOST_VMEM_BYTES
 from autotune.terminal import printable
-from autotune.tpu.compiler import Compiled
+from autotune.tpu.compiler import LASTING, Compiled
 from autotune.tpu.schedule import Schedule
 
 T = TypeVar("T")
 
 # A change of what a verdict holds, or of how listings are read, asks for a new number.
-VERSION = 1
-# A compile that took too long or crashed may go well next time; these are the compiler's last word.
-LASTING = frozenset({"ok", "vmem_oom", "smem_oom", "compile_error", "invalid"})
+VERSION = 2
 BUSY_SECONDS = 10.0
 _MOST, _MOST_SECONDS = 2**40, 1e9
 
@@ -60,8 +59,11 @@ class Store:
         """What the work returns, its changes committed; `otherwise` where the store cannot be used."""
         if self.broken:
             return otherwise
+        if why := distrusted(self.path):
+            self.broken = why
+            return otherwise
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with (
                 contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_SECONDS)) as connection,
                 connection,
@@ -150,22 +152,29 @@ def _decoded(text: str) -> Compiled | None:
 
 
 def _sound(verdict: Compiled) -> bool:
-    """Whether every part of a verdict is of its kind, and small enough for a row."""
-    schedule = verdict.schedule
-    counts = [verdict.needed_bytes, verdict.limit_bytes]
-    if schedule is not None:
-        if len(schedule.cycles) != LOOP_DEPTHS or not all(map(_is_count, schedule.cycles)):
-            return False
-        counts += [schedule.vmem_bytes, schedule.smem_bytes]
+    """Whether every part of a verdict is of its kind, and the whole one that a row can hold."""
+    schedule, needed, limit = verdict.schedule, verdict.needed_bytes, verdict.limit_bytes
+    if (schedule is None) == (verdict.status == "ok"):
+        return False
+    if schedule is not None and not (
+        len(schedule.cycles) == LOOP_DEPTHS
+        and all(_is_count(cycles, MOST_CYCLES) for cycles in schedule.cycles)
+        and _is_count(schedule.vmem_bytes, MOST_VMEM_BYTES, least=1)
+        and _is_count(schedule.smem_bytes, MOST_SMEM_BYTES)
+    ):
+        return False
+    if verdict.status not in ("vmem_oom", "smem_oom"):
+        fits = needed is None and limit is None
+    else:
+        fits = _is_count(needed, _MOST) and _is_count(limit, needed or 0)
     return (
-        verdict.status in LASTING
-        and (schedule is not None or verdict.status != "ok")
-        and all(count is None or _is_count(count) for count in counts)
+        fits
+        and verdict.status in LASTING
         and (verdict.error is None or isinstance(verdict.error, str))
         and isinstance(verdict.seconds, int | float)
         and 0 <= verdict.seconds < _MOST_SECONDS
     )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+def _is_count(value: object, most: int, least: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most

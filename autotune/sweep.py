@@ -1,30 +1,41 @@
-"""A sweep: plan, compile, predict, record. Rows are all that it makes; tables are made of rows elsewhere."""
+"""A sweep: compile, predict and, on a device, time. Rows are all that it makes.
+
+One queue of compiles feeds everything: a program's schedule, from which rows are predicted, and executables
+for the chips. The thread that calls `sweep` alone decides and writes rows, one event at a time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
+import queue
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from autotune import results, shard, space
+from autotune import chip_jobs, results, shard, space
 from autotune.calibrate import current
-from autotune.claims import Claims
+from autotune.chip_jobs import ChipJobs
 from autotune.cost import Calibration, latency_seconds
+from autotune.devices import Devices, Timing
 from autotune.errors import MachineError
 from autotune.folders import Folder
-from autotune.kernel.problem import Program
+from autotune.kernel.problem import BlockSizes, Program, TableKey
+from autotune.known import Known
+from autotune.measure import Executables, Job, Result, drained
 from autotune.outbox import Outbox
-from autotune.plan import Plan, Request, Trial, make_plan
-from autotune.pool import StartPool, Task
+from autotune.plan import Plan, Planner, Request, Trial
+from autotune.pool import Pool, StartPool, Task
+from autotune.schedules import Schedules
 from autotune.search import Contenders, Exhaustive, Outlook, Search
 from autotune.shard import Shard
-from autotune.sharing import Sharing
 from autotune.store import Store
+from autotune.terminal import counted
 from autotune.tpu.chips import Generation
 from autotune.tpu.compiler import Compiled
+from autotune.tpu.executable import Executable
 from autotune.workers import CompilePool
 
 
@@ -34,8 +45,7 @@ class Summary:
 
     statuses: candidates newly recorded, by status. compiled: programs compiled. shared: compiles saved, as
     other keys have the same program. implied: candidates that overflow as a smaller one does. left_out:
-    candidates of programs that could not win a key. Of programs that another sweep into the folder compiled
-    meanwhile: elsewhere, candidates that it recorded; learned, those that were recorded here.
+    candidates of programs that could not win a key.
 
     Of a sweep on a device: timings, candidates newly timed, by status and once a workload; clocks, what timed
     them; compiled_here, those whose executable did not load; refused, why the first of those did not.
@@ -44,8 +54,6 @@ class Summary:
     statuses: Counter[str] = dataclasses.field(default_factory=Counter)
     compiled: int = 0
     shared: int = 0
-    elsewhere: int = 0
-    learned: int = 0
     implied: int = 0
     left_out: int = 0
     timings: Counter[str] = dataclasses.field(default_factory=Counter)
@@ -54,9 +62,9 @@ class Summary:
     refused: str | None = None
 
 
-class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
+class Progress(contextlib.AbstractContextManager["Progress"], chip_jobs.Progress, Protocol):
     """Told of each program that is to be compiled, of each that has its verdict, with what is left after it,
-    and of new rows."""
+    of new rows, and of timings."""
 
     def compiling(self, task: Task) -> None: ...
 
@@ -65,21 +73,27 @@ class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
     def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
 
 
-def load(folder: Folder, request: Request, store: Store | None, part: Shard | None = None) -> Plan:
+class Prepared(NamedTuple):
+    """What a sweep has to do, and how it goes through it."""
+
+    plan: Plan
+    search: Search
+
+
+def prepare(request: Request, folder: Folder, store: Store | None, part: Shard | None = None) -> Prepared:
     """The plan of a sweep into a folder, which need not exist yet.
 
     store: verdicts of earlier sweeps. part: only the programs of this shard.
     """
-    files = results.names(folder)  # before they are read: what comes later is news
-    frame = results.read(folder) if files or folder.is_dir() else None
+    frame = results.read(folder) if results.names(folder) or folder.is_dir() else None
     tools = results.Tools.installed()
 
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
 
     mine = shard.programs(request, part) if part else None
-    plan = make_plan(request, frame, tools, current(request.generation).version, kept, mine)
-    return dataclasses.replace(plan, files=frozenset(files))
+    plan = Planner(request, frame, tools, current(request.generation).version, kept).plan(mine)
+    return Prepared(plan, search_for(request, plan))
 
 
 def require_compiler() -> None:
@@ -104,7 +118,7 @@ def search_for(request: Request, plan: Plan) -> Search:
 
     All of them where the user named block sizes or asked for all; else those that could still win a key.
     """
-    if request.all_of_them:
+    if request.named:
         return Exhaustive(plan.waiting)
 
     calibration = current(request.generation)
@@ -117,6 +131,8 @@ def search_for(request: Request, plan: Plan) -> Search:
         ]
         return math.exp(sum(logs) / len(logs))
 
+    if request.exhaustive:
+        return Exhaustive(plan.waiting, plan.known, latency)
     wanted = [
         program
         for program, trials in plan.waiting.items()
@@ -125,80 +141,194 @@ def search_for(request: Request, plan: Plan) -> Search:
     return Contenders(plan.waiting, plan.known, latency, wanted)
 
 
-def run(
+class _Recorder:
+    """Makes the rows of a sweep and writes them; whatever is told of rows is told here."""
+
+    def __init__(self, request: Request, outbox: Outbox, progress: Progress, timing: Timing | None) -> None:
+        self._request = request
+        self._outbox = outbox
+        self._progress = progress
+        self._timing = timing
+        self._tools = results.Tools.installed()
+        self._calibration = current(request.generation)
+        source = timing.source if timing else results.MODELLED
+        self.known = Known(request, source, self._tools, self._calibration.version)
+        self.summary = Summary()
+        self._rows: list[dict[str, Any]] = []
+
+    def models(self, settled: Iterable[tuple[Trial, Compiled]]) -> None:
+        """Rows of trials that have their verdict."""
+        for trial, verdict in settled:
+            made = list(model_rows(self._request.generation, trial, verdict, self._tools, self._calibration))
+            self.summary.statuses[made[0]["status"]] += 1
+            self._take(made)
+
+    def timed(self, job: Job, result: Result) -> None:
+        """The row of a timing, or of why there is none."""
+        assert self._timing
+        program = self.known.program(job.key, result.blocks)
+        self._take([timed_row(self._request, self._timing, job, result, self._tools, program)])
+        self.summary.timings[result.status] += 1
+        if result.timer:
+            self.summary.clocks[result.timer] += 1
+        self.summary.compiled_here += result.compiled_here
+
+    def _take(self, rows: list[dict[str, Any]]) -> None:
+        self._rows += rows
+        if self._timing:
+            for row in rows:
+                self.known.add(row)
+
+    def flush(self) -> None:
+        """Have what was made on disk."""
+        rows, self._rows = self._rows, []
+        self._outbox.append(rows)
+        self._progress.recorded(rows)
+
+
+class _Modelled(NamedTuple):
+    """A program has its schedule, or will have none."""
+
+    task: Task
+    verdict: Compiled
+
+
+class _Ahead(NamedTuple):
+    """An executable has been compiled, and is in its store."""
+
+
+class _Sweep:
+    """One run, once; all happens in the thread that calls `run`. chips: None where nothing is timed."""
+
+    def __init__(
+        self,
+        schedules: Schedules,
+        recorder: _Recorder,
+        progress: Progress,
+        pool: Pool,
+        jobs: int,
+        events: queue.SimpleQueue[NamedTuple],
+        chips: ChipJobs | None,
+    ) -> None:
+        self._schedules = schedules
+        self._recorder = recorder
+        self._progress = progress
+        self._pool = pool
+        self._events = events
+        self._chips = chips
+        # One more than there are workers, so that none waits while this thread writes rows.
+        self._most = self._free = jobs + 1
+
+    def run(self) -> None:
+        """Raises MachineError when nothing can be compiled any more, or no chip be taken."""
+        # The progress ends before the chips and the pool do, which take their time.
+        with contextlib.ExitStack() as stack:
+            if self._chips:
+                stack.callback(self._chips.close)
+                self._chips.start()
+            stack.enter_context(self._progress)
+            while self._feed():
+                self._handle([self._events.get(), *drained(self._events)])
+
+    def _feed(self) -> bool:
+        """Hand out what can be done now; whether there is more to come."""
+        complete = self._schedules.complete()
+        self._recorder.flush()
+        if self._chips:
+            self._chips.ready(complete)
+            if not self._events.empty():
+                return True  # such as an executable that was just asked for: more urgent than a schedule
+        while self._free:
+            if self._chips and (wanted := self._chips.next_call()):
+                call, store = wanted
+                self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
+            elif task := self._schedules.next():
+                self._progress.compiling(task)
+                self._pool.submit(task, functools.partial(self._modelled, task))
+            else:
+                break
+            self._free -= 1
+        return self._chips.left > 0 if self._chips else self._free < self._most
+
+    def _handle(self, events: Iterable[NamedTuple]) -> None:
+        stopped: BaseException | None = None
+        for event in events:
+            if isinstance(event, _Modelled | _Ahead):
+                self._free += 1
+                if self._pool.broken:
+                    stopped = self._pool.broken
+                elif isinstance(event, _Modelled):
+                    self._schedules.tell(event.task, event.verdict)
+                    self._progress.advance(event.task, event.verdict, self._schedules.outlook())
+            elif self._chips:
+                stopped = self._chips.handle(event) or stopped
+            self._recorder.flush()
+        if stopped:
+            raise stopped
+
+    def _modelled(self, task: Task, verdict: Compiled) -> None:
+        self._events.put(_Modelled(task, verdict))
+
+    def _compiled(self, blocks: BlockSizes, store: Executables, executable: Executable) -> None:
+        if not self._pool.broken:  # else it says nothing of the candidate
+            store.add(blocks, executable)
+        self._events.put(_Ahead())
+
+
+def sweep(
     request: Request,
-    plan: Plan,
-    search: Search,
-    store: Store | None,
     folder: Folder,
-    jobs: int,
-    timeout: float,
     progress: Progress,
+    *,
+    prepared: Prepared | None = None,
+    store: Store | None = None,
+    devices: Devices | None = None,
+    jobs: int = 1,
+    timeout: float = 300.0,
     start_pool: StartPool = CompilePool,
 ) -> Summary:
-    """Carry out a plan; each verdict's rows are on disk before the next one is looked at.
+    """Fill a results folder with the rows of a request; each is on disk before the next thing is looked at.
+
+    prepared: what `prepare` said of the same request and folder. store: of compile results of other sweeps.
+    devices: what to time on; None for predictions alone. jobs: compiles at once. timeout: seconds that one
+    may take. start_pool: where they run.
 
     Raises:
-      MachineError: there is something to compile, and no compiler.
+      MachineError: there is something to compile, and no compiler; or no device can be taken.
       UsageError: the folder cannot be written.
     """
-    tools = results.Tools.installed()
-    calibration = current(request.generation)
-    summary = Summary()
+    plan, search = prepared or prepare(request, folder, store)
     results.remove_abandoned(folder)
-    with Outbox(folder, plan.replaced) as outbox, Claims(folder) as claims:
-        sharing = Sharing(request, plan, search, folder, claims, calibration.version)
-
-        def record(settled: Iterable[tuple[Trial, Compiled]]) -> None:
-            rows = []
-            for trial, verdict in settled:
-                made = list(model_rows(request.generation, trial, verdict, tools, calibration))
-                summary.statuses[made[0]["status"]] += 1
-                rows += made
-            sharing.wrote(outbox.append(rows))
-            progress.recorded(rows)
-
-        def learn(task: Task, verdict: Compiled, trials: list[Trial]) -> None:
-            record((trial, verdict) for trial in trials)
-            for program, implied in search.tell(task.program, verdict).items():
-                record((trial, implied) for trial in plan.waiting[program])
-                summary.implied += len(plan.waiting[program])
-            sharing.done(task.program)
-            progress.advance(task, verdict, search.outlook())
-
-        record(plan.settled)
-        if not search.waiting:
-            return summary
-        require_compiler()
-        compiling = 0
-
-        def next_task() -> Task | None:
-            nonlocal compiling
-            while True:
-                for program, verdict, trials in sharing.news():
-                    summary.learned += len(trials)
-                    summary.elsewhere += len(plan.waiting[program]) - len(trials)
-                    learn(Task(request.generation.name, program), verdict, trials)
-                if found := sharing.next():
-                    compiling += 1
-                    task = Task(request.generation.name, found)
-                    progress.compiling(task)
-                    return task
-                if compiling or not sharing.elsewhere:
-                    return None
-                sharing.wait()
-
-        # The progress ends before the pool does, which takes its time after a Ctrl-C.
-        with start_pool(min(jobs, len(search.waiting)), timeout) as pool, progress:
-            for task, verdict in pool.run(next_task):
-                compiling -= 1
-                trials = plan.waiting[task.program]
-                if store:
-                    store.put(request.generation.name, tools, task.program, verdict)
-                summary.compiled += 1
-                summary.shared += len(trials) - 1
-                learn(task, verdict, trials)
-    summary.left_out = sum(map(len, search.waiting.values()))
+    with Outbox(folder, plan.replaced) as outbox:
+        recorder = _Recorder(request, outbox, progress, devices.timing if devices else None)
+        summary = recorder.summary
+        schedules = Schedules(request, plan, search, store, recorder.models)
+        recorder.models(plan.settled)
+        if not devices:
+            schedules.complete()
+        recorder.flush()
+        if devices or search.prospects():
+            require_compiler()
+            with start_pool(jobs, timeout) as pool:
+                chips, events = None, queue.SimpleQueue[NamedTuple]()
+                if devices:
+                    if folder.is_dir():
+                        recorder.known.read(results.read(folder))
+                    chips = ChipJobs(
+                        request,
+                        plan,
+                        schedules,
+                        recorder.known,
+                        devices,
+                        events,
+                        recorder.timed,
+                        progress,
+                        jobs,
+                    )
+                _Sweep(schedules, recorder, progress, pool, jobs, events, chips).run()
+                summary.refused = chips.refused if chips else None
+    summary.compiled, summary.shared = schedules.compiled, schedules.shared
+    summary.implied, summary.left_out = schedules.implied, schedules.left_out
     return summary
 
 
@@ -213,8 +343,6 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
     fates = [f"{newly} newly recorded"]
     if plan.recorded:
         fates.append(f"{plan.recorded} recorded before")
-    if summary.elsewhere:
-        fates.append(f"{summary.elsewhere} recorded meanwhile by another sweep into the folder")
     if summary.left_out:
         fates.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
     ways = [f"{count(summary.compiled, 'program')} compiled"]
@@ -224,7 +352,6 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
         (summary.implied, "overflow as smaller ones do"),
         (plan.ruled_out, "ruled out by size alone"),
         (plan.reused, "known from compiles of the same program"),
-        (summary.learned, "known from compiles of another sweep meanwhile"),
     ):
         if number:
             ways.append(f"{number} {way}")
@@ -233,6 +360,29 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
         f"newly recorded candidates: {statuses or 'none'}",
         *([f"{newly} newly recorded = {' + '.join(ways)}"] if newly else []),
     ]
+
+
+def at_the_ends(request: Request, won: Mapping[TableKey, BlockSizes]) -> list[str]:
+    """For each list of block sizes that the user named, the winners at one of its ends, beyond which the
+    kernel takes more values that were not tried."""
+    said = []
+    for number, (option, named) in enumerate(
+        (("--kv-pages", request.kv_pages), ("--queries", request.queries))
+    ):
+        beyond: Counter[int] = Counter()
+        for key, blocks in won.items():
+            most = (key.pages_per_seq, key.max_num_batched_tokens)[number]
+            value = blocks[number]
+            if named and value == min(named) and value > 1:
+                beyond[value // 2] += 1
+            if named and value == max(named) and value < most:
+                beyond[min(2 * value, most)] += 1
+        said += [
+            f"{count} of {counted(len(won), 'winner')} {'is' if count == 1 else 'are'} at the end of "
+            f"{option} {','.join(map(str, named or ()))}: {value} may be faster, and was not tried"
+            for value, count in sorted(beyond.items())
+        ]
+    return said
 
 
 def model_rows(
@@ -275,3 +425,38 @@ def model_rows(
             compile_seconds=verdict.seconds,
             error=verdict.error,
         )
+
+
+def timed_row(
+    request: Request,
+    timing: Timing,
+    job: Job,
+    result: Result,
+    tools: results.Tools,
+    program: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The row of one candidate of a key on one workload. program: the columns that its schedule fills."""
+    found = result.found
+    return results.row(
+        target=request.generation.name,
+        device_kind=timing.device_kind,
+        key=job.key,
+        problem=job.problem,
+        program=Program(layout=job.problem.layout, blocks=result.blocks, settings=job.settings),
+        workload=result.workload,
+        source=timing.source,
+        status=result.status,
+        tools=tools,
+        latency_us=found.median * 1e6 if found else None,
+        latency_low_us=found.low * 1e6 if found else None,
+        latency_high_us=found.high * 1e6 if found else None,
+        samples_us=[seconds * 1e6 for seconds in result.seconds] or None,
+        timer=result.timer,
+        chip=result.chip,
+        **({"host": result.host} if result.host else {}),
+        needed_bytes=result.needed_bytes,
+        limit_bytes=result.limit_bytes,
+        compile_seconds=result.compile_seconds,
+        error=result.error,
+        **program,
+    )

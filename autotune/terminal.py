@@ -1,27 +1,32 @@
-"""Standard error as a person sees it: whether somebody watches it, how wide it is, text that fits it."""
+"""Standard streams as a person sees them: who watches, how wide it is, text that fits and does no harm."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import select
 import shlex
+import signal
 import stat
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TextIO
+from pathlib import PurePath
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 WIDTH = 80  # of a terminal that does not tell, and the most that a line of text takes
-
-
 # A reader of standard error that takes nothing for so long is not waited for any more.
 PATIENCE_SECONDS = 5.0
+
+# What asks a command to leave; those of a terminal go to all processes that it started.
+FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+INTERRUPTS = (*FROM_TERMINAL, signal.SIGTERM)
 
 
 def unfailing(stream: TextIO) -> TextIO:
@@ -57,6 +62,17 @@ class _Unfailing(io.FileIO):
         found = bool(poll.poll(self._patience * 1000))
         self._patience = PATIENCE_SECONDS if found else 0.0
         return found
+
+
+def closed(number: int) -> TextIO:
+    """A stream in place of a closed standard output: to write to it is an error, as to a full disk."""
+    raw = _Closed(number, "wb", closefd=False)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
+
+
+class _Closed(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> NoReturn:
+        raise OSError(errno.EBADF, "standard output is closed, and what was to be written there is lost")
 
 
 def watched(stream: TextIO) -> bool:
@@ -102,9 +118,30 @@ def shown(name: object) -> str:
     return printable(str(name))
 
 
+def cell(value: object) -> object:
+    """A value for a CSV file: text that a spreadsheet would take for a formula gets a ' before it, which
+    spreadsheets do not show. Numbers, also those that are text, stay what they are."""
+    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
+
+
 def typed(*words: object) -> str:
-    """Words as one types them to a shell; what is not printable as bash and zsh take it, $'...'."""
-    return " ".join(map(_word, map(str, words)))
+    """Words as one types them to a shell; what is not printable as bash and zsh take it, $'...'.
+
+    A path that begins with a dash gets a ./ before it, as it would be an option.
+    """
+    return " ".join(_word(named(word) if isinstance(word, PurePath) else str(word)) for word in words)
+
+
+def named(name: object) -> str:
+    """A file's or folder's name as a word that is no option."""
+    text = str(name)
+    return f"./{text}" if text.startswith("-") else text
 
 
 def _word(word: str) -> str:

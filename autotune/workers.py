@@ -4,40 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
+import itertools
 import os
+import pickle
+import queue
 import re
 import shutil
 import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import BrokenExecutor, Future
-from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
-
-import pebble
+from typing import Any, NamedTuple, Self
 
 from autotune.errors import MachineError, first_line
 from autotune.files import FULL, scratch_folder
+from autotune.patience import Patience
 from autotune.pool import Pool, Task
-from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, clear, compile_program, take_environment
-from autotune.tpu.compiler import failed as verdict_of
+from autotune.terminal import FROM_TERMINAL, INTERRUPTS
+from autotune.tpu import chip_process, chips
+from autotune.tpu.compiler import Compiled, MachineFault, clear, compile_program, environment
 from autotune.tpu.executable import Call, Executable, compile_ahead
 
 ATTEMPTS = 2
+START_SECONDS = 120.0  # a worker takes 0.2 s; a cold disk or a network one takes longer
 MAX_LOG_TAIL = 1 << 16
 MAX_LAST_WORDS = 4096
 ROOM_BYTES = 1 << 16
 # Lines of the trace that libtpu writes after the reason of its end.
 _TRACE = re.compile(r"https://symbolize|\*\*\* |@ |=== |third_party/|file/|\)")
+_CHILD = "from autotune.workers import serve; serve()"
 
 
-class NoRoom(Exception):
-    """A disk is full, or a limit on files reached, where the compiler writes; the message says which."""
+class _Item(NamedTuple):
+    """Something to compile. failed: what stands for its result where there is only a verdict."""
+
+    task: Task | Call
+    then: Callable[[Any], None]
+    failed: Callable[[Compiled], Any]
+
+
+class _Died(Exception):
+    """A worker is gone; the message says how it ended."""
+
+
+class _Hangs(Exception):
+    """A worker did not answer within its time."""
+
+    def __str__(self) -> str:
+        return "did not answer"
 
 
 class CompilePool(Pool):
@@ -49,26 +70,24 @@ class CompilePool(Pool):
     def __init__(self, jobs: int, timeout: float) -> None:
         self.jobs = jobs
         self._timeout = timeout
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._workers: set[_Worker] = set()
+        self._numbers = itertools.count()
+        self._leaving = False
 
     def __enter__(self) -> Self:
-        # Ctrl-C reaches the whole terminal, and the parent decides. Workers inherit the mask of the thread
-        # that starts them, and pebble's threads that of this one: so none is interrupted, however early.
-        _start_resource_tracker()  # once started from such a thread, it would lift the mask again
-        self._others = set(multiprocessing.active_children())
         with _ctrl_c_kept() as kept:
-            self._folder, self._in_use = scratch_folder("autotune-compile-")
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-            # Spawned, not forked: the parent may hold threads, and a worker sets its environment before jax.
-            self._pool = pebble.ProcessPool(
-                max_workers=self.jobs,
-                context=multiprocessing.get_context("spawn"),
-                initializer=_start_worker,
-                initargs=(str(self._folder), os.getpid()),
-            )
             try:
-                _ = self._pool.active  # starts the pool
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                self._folder, self._in_use = scratch_folder("autotune-compile-")
+            except OSError as error:
+                raise _refusal(error) from None
+            self._threads = [
+                threading.Thread(target=self._work, daemon=True, name=f"compile {number}")
+                for number in range(self.jobs)
+            ]
+            for thread in self._threads:
+                thread.start()
         if kept:
             interrupt = KeyboardInterrupt()
             self.__exit__(KeyboardInterrupt, interrupt, None)
@@ -84,142 +103,226 @@ class CompilePool(Pool):
         """Wait for the workers, or stop them at once when leaving on an error or an interrupt."""
         # A Ctrl-C in here would leave workers and files behind: it waits for the end of it.
         with _ctrl_c_kept() as kept:
-            if kind is None:
-                self._pool.close()
-            else:
-                self._pool.stop()
-                # pebble first takes away what a worker that is just starting opens, and it would complain.
-                for worker in set(multiprocessing.active_children()) - self._others:
-                    worker.kill()
-            self._pool.join()
+            if kind is not None:
+                with self._lock:
+                    self._leaving = True
+                    for worker in self._workers:
+                        worker.kill()
+            for _ in self._threads:
+                self._items.put(None)
+            for thread in self._threads:
+                thread.join()
             shutil.rmtree(self._folder, ignore_errors=True)
             os.close(self._in_use)
         if kept and kind is None:
             raise KeyboardInterrupt
 
     def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
-        self._start(_compile, task, then, lambda verdict: verdict)
+        self._items.put(_Item(task, then, lambda verdict: verdict))
 
     def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
-        self._start(_compile_ahead, call, then, lambda verdict: Executable(verdict=verdict))
+        self._items.put(_Item(call, then, lambda verdict: Executable(verdict=verdict)))
 
-    def _start(
-        self,
-        work: Callable[[Any], Any],
-        task: Any,
-        then: Callable[[Any], None],
-        failed: Callable[[Compiled], Any],
-        attempt: int = 1,
-    ) -> None:
-        def finished(future: Future[Any]) -> None:
-            if future.cancelled():  # the pool was stopped
-                return
-            try:
-                result = future.result()
-            except TimeoutError:
-                verdict = Compiled(
-                    status="timeout",
-                    error=f"the compile took more than --compile-timeout {self._timeout:g} s",
-                    seconds=self._timeout,
-                )
-                result = failed(verdict)
-            except pebble.ProcessExpired as expired:
-                if full := self._no_room(expired.pid):
-                    then(failed(self._break(full)))
-                    return
-                if attempt < ATTEMPTS:
-                    self._start(work, task, then, failed, attempt + 1)
-                    return
-                result = failed(Compiled(status="crashed", error=self._last_words(expired)))
-            except BrokenExecutor as error:
-                result = failed(self._break(error))
-            except Exception as error:  # what a worker could not turn into a verdict
-                result = failed(dataclasses.replace(verdict_of(error, 0.0), seconds=None))
-            then(result)
+    def _work(self) -> None:
+        """A thread's: a worker, and another when it has died; an item at a time."""
+        worker: _Worker | None = None
+        while (item := self._items.get()) and not self._leaving:
+            for attempt in range(1, ATTEMPTS + 1):
+                result, worker = self._attempt(item, worker, last=attempt == ATTEMPTS)
+                if self._leaving:
+                    break
+                if result is not None:
+                    item.then(result)
+                    break
+        if worker:
+            self._end(worker)
 
+    def _attempt(self, item: _Item, worker: _Worker | None, last: bool) -> tuple[Any, _Worker | None]:
+        """What came of an item, None if it is to be tried again; and the worker, if it lives."""
         try:
-            future = self._pool.schedule(work, args=[task], timeout=self._timeout)
-        except RuntimeError as error:  # what pebble raises of a pool that is broken
-            then(failed(self._break(error)))
-        else:
-            future.add_done_callback(finished)
+            if self.broken:
+                raise self.broken
+            worker = worker or self._start()
+            result = worker.ask(item.task, self._timeout)
+            if isinstance(result, Exception):
+                raise result
+            return result, worker
+        except _Hangs:
+            verdict = Compiled(
+                status="timeout",
+                error=f"the compile took more than --compile-timeout {self._timeout:g} s",
+                seconds=self._timeout,
+            )
+        except _Died as died:
+            assert worker
+            if fault := self._fault(worker):
+                verdict = self._break(fault)
+            elif last:
+                error = f"the compiling process {died}, {ATTEMPTS} times{worker.last_words()}"
+                verdict = Compiled(status="crashed", error=error)
+            else:
+                self._end(worker)
+                return None, None
+        except Exception as error:  # whatever it is, it is not the program's
+            verdict = self._break(error)
+        if worker:
+            self._end(worker)
+        return item.failed(verdict), None
+
+    def _start(self) -> _Worker:
+        """A new worker; raises MachineFault or OSError where none can be started."""
+        fault: Exception = MachineFault("they are being stopped")
+        for _ in range(ATTEMPTS):
+            with self._lock:
+                if self._leaving:
+                    break
+                worker = _Worker(self._folder, next(self._numbers))
+                self._workers.add(worker)
+            try:
+                worker.wait_until_ready()
+                return worker
+            except (_Died, _Hangs) as error:
+                fault = self._fault(worker) or MachineFault(f"a new one {error}{worker.last_words()}")
+            self._end(worker)
+        raise fault
+
+    def _end(self, worker: _Worker) -> None:
+        with self._lock:
+            self._workers.discard(worker)
+        worker.end()
 
     def _break(self, error: Exception) -> Compiled:
         """Note that no more can be compiled; the verdict is for nobody to record."""
-        full = error if isinstance(error, NoRoom) else self._no_room(None)
-        if full:
-            self.broken = MachineError(
-                f"the compiler has no room for its files in {str(self._folder.parent)!r} ({full}); what is "
-                "recorded so far is kept: make room there, or name another folder in TMPDIR, then run the "
-                "same command again"
-            )
-        else:
-            self.broken = MachineError(
-                f"the compiling processes cannot be kept running ({first_line(error)}); what is recorded so "
-                "far is kept: free some memory or lower --jobs, then run the same command again"
-            )
+        self.broken = self.broken or _refusal(error)
         return Compiled(status="crashed", error=first_line(error))
 
-    def _no_room(self, pid: int | None) -> NoRoom | None:
-        """Whether a worker died for want of room for its files, and not of its program.
+    @staticmethod
+    def _fault(worker: _Worker) -> OSError | None:
+        """Why a worker died if it was for its files, such as for want of room, and not of its program.
 
         libtpu aborts where it cannot write a listing, and says why, if there is room for that.
         """
-        said = self._log_tail(pid) if pid else ""
+        said = worker.log_tail()
         for code in FULL:
             if os.strerror(code) in said:
-                return NoRoom(os.strerror(code))
+                return OSError(code, os.strerror(code))
         try:
-            with (self._folder / "room").open("wb") as file:
+            with (worker.folder / "room").open("wb") as file:
                 file.write(bytes(ROOM_BYTES))
         except OSError as error:
-            if error.errno in FULL:
-                return NoRoom(os.strerror(error.errno))
+            return error
         return None
 
-    def _log_tail(self, pid: int) -> str:
-        """The end of what a worker or libtpu wrote."""
-        with contextlib.suppress(OSError), (self._folder / f"{pid}.log").open("rb") as log:
+
+def _refusal(error: Exception) -> MachineError:
+    """Why nothing can be compiled on this machine."""
+    kept = "what is recorded so far is kept"
+    if isinstance(error, MachineError):
+        return error
+    if isinstance(error, OSError) and error.errno in FULL:
+        return MachineError(
+            f"the compiler has no room for its files in {tempfile.gettempdir()!r} ({error.strerror}); "
+            f"{kept}: make room there, or name another folder in TMPDIR, then run the same command again"
+        )
+    if isinstance(error, OSError) and error.filename:
+        return MachineError(
+            f"the compiler cannot use {os.fsdecode(error.filename)!r} ({error.strerror}); {kept}: see that "
+            "the folder stays, or name another one in TMPDIR, then run the same command again"
+        )
+    return MachineError(
+        f"the compiling processes cannot be kept running ({first_line(error)}); {kept}: see `autotune "
+        "doctor`, free some memory or lower --jobs, then run the same command again"
+    )
+
+
+class _Worker:
+    """A process that compiles what it is told over a socket, in a folder of its own.
+
+    It is started in that folder, and so the compiler is told to write to ".": libtpu would split any other
+    path where it has white space.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder = folder / f"worker-{number}"
+        self.folder.mkdir()
+        self._log = self.folder.with_suffix(".log")
+        ours, theirs = socket.socketpair()
+        with theirs, self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    chip_process.python(_CHILD, str(theirs.fileno()), str(os.getpid()), str(self.folder)),
+                    pass_fds=[theirs.fileno()],
+                    cwd=self.folder,
+                    env={**chip_process.passed_on(os.environ), **environment(Path())},
+                    stdin=subprocess.DEVNULL,
+                    # What libtpu prints belongs to a row that failed, not on the user's screen.
+                    stdout=log,
+                    stderr=log,
+                )
+            except BaseException:
+                ours.close()
+                raise
+        self._connection = Connection(ours.detach())
+
+    def wait_until_ready(self) -> None:
+        self._answer(START_SECONDS)
+
+    def ask(self, task: Task | Call, timeout: float) -> Any:
+        """What came of a task: Compiled, Executable or MachineFault; raises _Died or _Hangs."""
+        try:
+            self._connection.send(task)
+        except OSError:
+            raise self._died() from None
+        return self._answer(timeout)
+
+    def _answer(self, timeout: float) -> Any:
+        try:
+            if not Patience(timeout).waits(self._connection.poll):
+                raise _Hangs
+            return self._connection.recv()
+        except (EOFError, OSError, pickle.UnpicklingError):
+            raise self._died() from None
+
+    def _died(self) -> _Died:
+        try:
+            code = self._process.wait(10)  # the socket closes a moment before the process ends
+        except subprocess.TimeoutExpired:
+            return _Died("stopped answering")
+        return _Died(f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        """End the process, and remove its files; its log stays."""
+        self._process.kill()
+        self._process.wait()
+        self._connection.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def log_tail(self) -> str:
+        """The end of what it or libtpu wrote."""
+        with contextlib.suppress(OSError), self._log.open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
             return log.read(MAX_LOG_TAIL).decode(errors="replace")
         return ""
 
-    def _last_words(self, expired: pebble.ProcessExpired) -> str:
-        """How a worker ended, with the last line that it or libtpu wrote."""
-        code = expired.exitcode or 0
-        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        text = f"the compiling process ended {how}, {ATTEMPTS} times"
-        lines = [line.strip() for line in self._log_tail(expired.pid)[-MAX_LAST_WORDS:].split("\n")]
-        if said := [line for line in lines if line and line.isprintable() and not _TRACE.match(line)]:
-            text += f": {said[-1][:200]}"
-        return text
-
-
-def _start_resource_tracker() -> None:
-    """Start the process that removes semaphores if this one is killed, without its warning that it did."""
-    before = os.environ.get("PYTHONWARNINGS")
-    quiet = "ignore:resource_tracker:UserWarning"
-    os.environ["PYTHONWARNINGS"] = f"{before},{quiet}" if before else quiet
-    try:
-        resource_tracker.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONWARNINGS"]
-        else:
-            os.environ["PYTHONWARNINGS"] = before
+    def last_words(self) -> str:
+        """': ' and the last telling line that it or libtpu wrote; empty if there is none."""
+        lines = [line.strip() for line in self.log_tail()[-MAX_LAST_WORDS:].split("\n")]
+        said = [line for line in lines if line and line.isprintable() and not _TRACE.match(line)]
+        return f": {said[-1][:200]}" if said else ""
 
 
 @contextlib.contextmanager
 def _ctrl_c_kept() -> Iterator[list[int]]:
-    """Note the Ctrl-Cs that come meanwhile, and a SIGTERM that is answered in the same way; only the main
-    thread may, and only it is interrupted by them."""
+    """Note the Ctrl-Cs that come meanwhile, and other signals that are answered in the same way; only the
+    main thread may, and only it is interrupted by them."""
     kept: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield kept
         return
-    numbers = [
-        n for n in (signal.SIGINT, signal.SIGTERM) if n == signal.SIGINT or callable(signal.getsignal(n))
-    ]
+    numbers = [n for n in INTERRUPTS if n == signal.SIGINT or callable(signal.getsignal(n))]
     before = {number: signal.signal(number, lambda signum, frame: kept.append(signum)) for number in numbers}
     try:
         yield kept
@@ -228,20 +331,34 @@ def _ctrl_c_kept() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _start_worker(folder: str, parent: int) -> None:
-    """Prepare a worker, before it imports jax."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
-    mine = Path(folder) / str(os.getpid())
-    mine.mkdir(parents=True)
-    take_environment(mine)
-    # What libtpu prints belongs to a row that failed, not on the user's screen.
-    log = os.open(Path(folder) / f"{os.getpid()}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    threading.Thread(target=_leave_with_parent, args=(folder, parent), daemon=True).start()
+def serve() -> None:
+    """A worker's side: compile what the socket tells, until it is closed or the parent is gone.
+
+    Its arguments are the number of the socket, the parent's process and the worker's folder.
+    """
+    for signum in FROM_TERMINAL:  # Ctrl-C reaches all processes of a terminal; the parent decides
+        signal.signal(signum, signal.SIG_IGN)
+    number, parent, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    threading.Thread(target=_leave_with_parent, args=(folder.parent, parent), daemon=True).start()
+    connection = Connection(number)
+    connection.send("ready")
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            connection.send(_answer(connection.recv(), folder))
+    os._exit(0)
 
 
-def _leave_with_parent(folder: str, parent: int) -> None:
+def _answer(task: Task | Call, folder: Path) -> Compiled | Executable | Exception:
+    """The result, or why there is none that would say something about the task."""
+    try:
+        return _compile(task, folder) if isinstance(task, Task) else _compile_ahead(task, folder)
+    except (MachineFault, OSError) as fault:
+        return fault
+    except Exception as error:
+        return MachineFault(first_line(error))
+
+
+def _leave_with_parent(folder: Path, parent: int) -> None:
     """End this worker soon after its parent was killed, and take the temporary files along."""
     while os.getppid() == parent:
         time.sleep(0.5)
@@ -249,24 +366,20 @@ def _leave_with_parent(folder: str, parent: int) -> None:
     os._exit(1)
 
 
-def _compile(task: Task) -> Compiled:
+def _compile(task: Task, folder: Path) -> Compiled:
     """The verdict on a program; of a failure also what libtpu logged meanwhile."""
     logged = os.fstat(2).st_size
-    verdict = compile_program(chips.by_name(task.target), task.program, _dump_folder())
+    verdict = compile_program(chips.by_name(task.target), task.program, folder)
     if verdict.status == "ok":
         return verdict
-    with _dump_folder().with_suffix(".log").open("rb") as log:
+    with folder.with_suffix(".log").open("rb") as log:
         log.seek(logged)
         lines = log.read(MAX_LOG_TAIL).decode(errors="replace")
     return dataclasses.replace(verdict, said=f"{verdict.said or verdict.error}\n{lines}".strip())
 
 
-def _compile_ahead(call: Call) -> Executable:
+def _compile_ahead(call: Call, folder: Path) -> Executable:
     try:
         return compile_ahead(call)
     finally:
-        clear(_dump_folder())
-
-
-def _dump_folder() -> Path:
-    return Path(os.environ["LIBTPU_INIT_ARGS"].split("--xla_jf_dump_to=")[1].split()[0])
+        clear(folder)

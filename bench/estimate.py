@@ -20,7 +20,7 @@ from autotune import presets, results, sweep
 from autotune.calibrate import current
 from autotune.eta import START_SECONDS, seconds_left, seconds_of
 from autotune.kernel.problem import Settings
-from autotune.plan import Request, known, make_plan
+from autotune.plan import Planner, Request, known
 from autotune.scoreboard import COMMITTED_ROWS
 from autotune.space import expected_compile_seconds
 from autotune.tpu import chips
@@ -48,7 +48,7 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
         settings=Settings(vmem_limit_bytes=first["vmem_limit_bytes"]),
     )
     verdicts = known(request, frame, tools)
-    search = sweep.search_for(request, make_plan(request, None, tools, current(generation).version))
+    search = sweep.search_for(request, Planner(request, None, tools, current(generation).version).plan())
     moments = [Moment(0.0, seconds_left(START_SECONDS, 0.0, search.outlook().seconds, jobs))]
     running: list[tuple[float, int]] = []
     started = []

@@ -44,6 +44,8 @@ def make(folder: Path, count: int) -> int:
         status="ok",
         tools=results.Tools("1", "1", "1", "x"),
         model="m",
+        cycles=[60, 280, 27, 1645],
+        smem_used_bytes=4096,
     )
     rows = keys * per_key
     key_number = np.repeat(np.arange(keys), per_key)
@@ -51,21 +53,28 @@ def make(folder: Path, count: int) -> int:
     workload = np.tile(np.arange(len(WORKLOADS)), keys * len(CANDIDATES))
     failed = rng.random(rows) < 0.02
     columns = {
-        "max_num_batched_tokens": key_number % 200 + 1,
-        "max_model_len": key_number // 200 + 1,
+        # Canonical keys that hold every candidate: 22 numbers of tokens, 20 lengths, 2**7 dims.
+        "max_num_batched_tokens": 1 << 6 + key_number % 22,
+        "max_model_len": 1 << 12 + key_number // 22 % 20,
+        "pages_per_seq": 1 << 5 + key_number // 22 % 20,
+        "head_dim": 128 * (1 + key_number // 440),
         "num_kv_pages_per_blk": np.array([c[0] for c in CANDIDATES])[candidate],
         "num_queries_per_blk": np.array([c[1] for c in CANDIDATES])[candidate],
         "workload": np.array(WORKLOADS)[workload],
         "workload_fingerprint": np.array(WORKLOADS)[workload],
         "latency_us": np.where(failed, np.nan, rng.uniform(100, 200, rows)),
-        "vmem_used_bytes": rng.integers(1 << 20, 1 << 24, rows),
+        "vmem_used_bytes": pa.array(rng.integers(1 << 20, 1 << 24, rows), mask=failed),
+        "smem_used_bytes": pa.array(np.full(rows, 4096), mask=failed),
+        "cycles": pa.array([None if bad else template["cycles"] for bad in failed], pa.list_(pa.int64())),
+        "needed_bytes": pa.array(np.full(rows, 2), mask=~failed),
+        "limit_bytes": pa.array(np.full(rows, 1), mask=~failed),
         "status": np.where(failed, "vmem_oom", "ok"),
     }
     folder.mkdir(parents=True)
     for number, start in enumerate(range(0, rows, 100_000)):
         size = min(100_000, rows - start)
         arrays = [
-            pa.array(columns[field.name][start : start + size], from_pandas=True).cast(field.type)
+            _array(columns[field.name][start : start + size]).cast(field.type)
             if field.name in columns
             else pa.array([template[field.name]] * size, field.type)
             for field in results.schema()
@@ -74,11 +83,15 @@ def make(folder: Path, count: int) -> int:
     return rows
 
 
+def _array(values: np.ndarray | pa.Array) -> pa.Array:
+    return values if isinstance(values, pa.Array) else pa.array(values, from_pandas=True)
+
+
 OURS = """
 from pathlib import Path
 from autotune import results, winners
 lines = winners.choose(winners.scores(results.read(Path(FOLDER), winners.READ_COLUMNS)))
-best = {tuple(k[6:]): tuple(b) for k, b in zip(winners.keys_of(lines), winners.blocks_of(lines))}
+best = {tuple(k[4:]): tuple(b) for k, b in zip(winners.keys_of(lines), winners.blocks_of(lines))}
 """
 EMIT = """
 from pathlib import Path
@@ -97,7 +110,7 @@ frame["log"] = np.log(frame["latency_us"])
 mean = frame.groupby([*key, *blocks])["log"].agg(["mean", "size"]).reset_index()
 mean = mean[mean["size"] == 3]
 lines = mean.loc[mean.groupby(key)["mean"].idxmin()]
-best = {(t, l): (p, q) for t, l, p, q in zip(*(lines[c] for c in [*key[6:], *blocks]))}
+best = {(*k, ): (p, q) for *k, p, q in zip(*(lines[c] for c in [*key[4:], *blocks]))}
 """
 _MEASURED = """
 import json, resource, time

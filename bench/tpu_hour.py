@@ -35,7 +35,7 @@ import pebble
 
 from autotune import presets, results
 from autotune.calibrate import current
-from autotune.device_sweep import LEAST_JOBS_AHEAD, WORKERS_PER_JOB_AHEAD
+from autotune.chip_jobs import LEAST_JOBS_AHEAD, WORKERS_PER_JOB_AHEAD
 from autotune.kernel import inputs
 from autotune.kernel.problem import (
     DTYPE_BITS,
@@ -50,7 +50,7 @@ from autotune.kernel.problem import (
 from autotune.kernel.workload import GENERATORS, Workload, generate, place
 from autotune.known import Known
 from autotune.measure import Executables, Job, KeyTiming
-from autotune.plan import Request, make_plan
+from autotune.plan import Planner, Request
 from autotune.plan import known as verdicts_of
 from autotune.shortlist import Shortlist
 from autotune.slot import Slot
@@ -147,7 +147,7 @@ def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
     model = current(generation).version
     known = Known(request, results.MEASURED, tools, model)
     known.read(frame)
-    plan = make_plan(request, frame, tools, model)
+    plan = Planner(request, frame, tools, model).plan()
     seconds = {p: v.seconds for p, v in verdicts_of(request, frame, tools).items() if v.seconds}
 
     def case(key: TableKey) -> Case:

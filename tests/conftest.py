@@ -226,4 +226,4 @@ def descendants(of: int | None = None) -> dict[int, str]:
 
 def compiling(of: int | None = None) -> set[int]:
     """The processes of this test run, or of one in it, that compile, be it here or on a node of Ray's."""
-    return {pid for pid, words in descendants(of).items() if "multiprocessing.spawn" in words}
+    return {pid for pid, words in descendants(of).items() if "autotune.workers import serve" in words}

@@ -11,8 +11,11 @@ from tests.conftest import ROOT
 
 # From the ground up. A name that ends with a dot stands for all modules below it.
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("autotune", "autotune.errors"),
-    ("autotune.files", "autotune.cluster", "autotune.installed", "autotune.terminal"),
+    ("autotune", "autotune.errors", "autotune.terminal"),
+    (
+        *("autotune.files", "autotune.cluster", "autotune.installed"),
+        "autotune.patience",
+    ),
     ("autotune.folders",),
     ("autotune.kernel", "autotune.kernel.problem"),
     ("autotune.kernel.tiling", "autotune.kernel.workload"),
@@ -38,7 +41,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("autotune.cost", "autotune.space", "autotune.results", "autotune.presets", "autotune.tables."),
     (
         *("autotune.unfinished", "autotune.winners", "autotune.gather"),
-        *("autotune.claims", "autotune.outbox"),
+        "autotune.outbox",
         *("autotune.workers", "autotune.owner", "autotune.shortlist", "autotune.room"),
     ),
     ("autotune.slot", "autotune.ray_pool"),
@@ -56,12 +59,12 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ),
     ("autotune.plan", "autotune.surrogate", "autotune.store", "autotune.tables"),
     ("autotune.search",),
-    ("autotune.calibrate", "autotune.progress", "autotune.shard", "autotune.sharing"),
+    ("autotune.schedules",),
+    ("autotune.calibrate", "autotune.progress", "autotune.shard"),
     ("autotune.estimates",),
     ("autotune.heads",),
     ("autotune.keyset",),
     (
-        "autotune.sweep",
         "autotune.known",
         "autotune.emit",
         "autotune.show",
@@ -69,7 +72,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "autotune.diff",
         "autotune.explain",
     ),
-    ("autotune.device_sweep",),
+    ("autotune.chip_jobs",),
+    ("autotune.sweep",),
     (
         "autotune.commit",
         "autotune.confirm",

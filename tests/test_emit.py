@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from autotune import emit, results, tables, winners
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.kernel.problem import BlockSizes, Settings, TableKey
 from autotune.tables import jax_module
 from autotune.tables.source import read_text
@@ -87,8 +87,9 @@ def test_one_table_holds_one_setting(folder: Path) -> None:
 
 def test_no_ok_row_is_said(tmp_path: Path) -> None:
     results.append(tmp_path, [make_row(status="timeout", error="slow")])
-    with pytest.raises(UsageError, match="1 row and no candidate that is ok"):
+    with pytest.raises(AutotuneError, match="1 row and no candidate that is ok") as said:
         emit.winning_lines(tmp_path)
+    assert said.value.exit_code == 1
 
 
 def test_the_table_is_sorted_literal_python(folder: Path) -> None:
@@ -294,3 +295,31 @@ def test_tables_of_other_kernels_are_not_written(
     assert done.returncode == 2
     assert "No such option" in done.stderr
     assert done.stdout == ""
+
+
+def test_the_header_names_the_hosts_whose_timings_it_rests_on(tmp_path: Path) -> None:
+    timed = [make_row(p, source="measured", latency_us=float(p), host=f"vm-{p}") for p in (4, 8)]
+    other = [make_row(2, source="measured", host="elsewhere", workload="chat"), make_row(4, host="laptop")]
+    results.append(tmp_path / "a", timed + other)
+    header = emitted(tmp_path / "a").split('"""')[1]
+    assert "timed on: vm-4, vm-8\n" in header
+    assert "elsewhere" not in header and "laptop" not in header
+    results.append(tmp_path / "b", [row | {"host": None} for row in timed])
+    assert "timed on: hosts that the rows do not name\n" in emitted(tmp_path / "b")
+    results.append(tmp_path / "c", [make_row(p, host="laptop") for p in (4, 8)])
+    assert "timed on:" not in emitted(tmp_path / "c")
+    hostile = 'a"""\nimport os\n'
+    results.append(tmp_path / "d", [row | {"host": hostile} for row in timed])
+    assert "\nimport os" not in emitted(tmp_path / "d")
+
+
+@pytest.mark.parametrize("more", [(), ("--base", "jax"), ("-o", "t.py")], ids=str)
+def test_where_nothing_can_win_nothing_is_written(
+    tmp_path: Path, autotune: Callable[..., subprocess.CompletedProcess[str]], more: tuple[str, ...]
+) -> None:
+    results.append(tmp_path / "r", [make_row(p, status="vmem_oom") for p in (4, 8)])
+    done = autotune("emit", tmp_path / "r", "--allow-modelled", *more)
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert "has 2 rows and no candidate that is ok: nothing can win" in line
+    assert not (tmp_path / "t.py").exists()

@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 
 from autotune import folders, gather, results, sweep
-from autotune.claims import PLACE
 from autotune.folders import Folder
 from autotune.kernel.problem import TableKey
 from autotune.plan import Request
@@ -94,11 +93,14 @@ REQUEST = Request(
 
 def sweep_here(folder: Path, pool: CompilePool, shard: Shard | None = None) -> Summary:
     """What the command does, in this process."""
-    plan = sweep.load(folder, REQUEST, None, shard)
-    search = sweep.search_for(REQUEST, plan)
-    progress = CompileProgress(search.outlook(), 2)
-    return sweep.run(
-        REQUEST, plan, search, None, folder, 2, 600.0, progress, lambda *_: contextlib.nullcontext(pool)
+    prepared = sweep.prepare(REQUEST, folder, None, shard)
+    return sweep.sweep(
+        REQUEST,
+        folder,
+        CompileProgress(prepared.search.outlook(), 2),
+        prepared=prepared,
+        jobs=2,
+        start_pool=lambda *_: contextlib.nullcontext(pool),
     )
 
 
@@ -110,11 +112,10 @@ def one_run(tmp_path_factory: pytest.TempPathFactory, pool: CompilePool) -> Path
 
 
 def same(folder: Folder, one: Path) -> None:
-    """The same rows and winners as one run's, and no program compiled twice."""
+    """The same rows and winners as one run's."""
     mine, theirs = results.read(folder), results.read(one)
     pd.testing.assert_frame_equal(mine.drop(columns=MAKING), theirs.drop(columns=MAKING))
     assert load(str(folder)).devices == load(str(one)).devices
-    assert set(compiles(raw_rows(folder)).values()) == {1}
 
 
 def test_three_shards_one_after_the_other_are_one_run(
@@ -132,27 +133,28 @@ def test_three_shards_at_once_are_one_run(tmp_path: Path, one_run: Path) -> None
     assert "shard 1/3: 2 keys, 4 candidates; 2 programs to compile for v6e" in said[0]
     assert list(map(compiled, said)) == [2, 2, 2]
     same(tmp_path / "r", one_run)
-    assert not (tmp_path / "r" / PLACE).exists()
+    assert set(compiles(raw_rows(tmp_path / "r")).values()) == {1}, "no program is compiled by two"
 
 
-def test_two_sweeps_at_once_compile_each_program_once(tmp_path: Path, one_run: Path) -> None:
+def test_two_sweeps_at_once_never_harm_each_other(tmp_path: Path, one_run: Path) -> None:
+    """Both compile what the other has under way; rows that are there twice count once."""
     first, second = start(tmp_path, "r"), start(tmp_path, "r")
     said = ended(first, second)
-    assert sum(map(compiled, said)) == 6
+    assert 6 <= sum(map(compiled, said)) <= 12
     same(tmp_path / "r", one_run)
-    assert len(raw_rows(tmp_path / "r")) == 12
+    assert 12 <= len(raw_rows(tmp_path / "r")) <= 24
 
 
-def test_one_that_is_killed_leaves_its_programs_to_the_other(tmp_path: Path, one_run: Path) -> None:
+def test_one_that_is_killed_leaves_the_other_and_its_own_rows_whole(tmp_path: Path, one_run: Path) -> None:
     first = start(tmp_path, "r")
     wait_for_files(tmp_path / "r", 1)
     second = start(tmp_path, "r")
     first.kill()
     first.communicate()
     before = raw_rows(tmp_path / "r")
-    [said] = ended(second)
-    assert compiled(said) == 6 - len(before) // 2
+    ended(second)
     same(tmp_path / "r", one_run)
+    assert set(before["time"]) <= set(raw_rows(tmp_path / "r")["time"])
 
 
 def test_in_a_bucket_a_sweep_that_is_killed_goes_on_and_is_emitted(
@@ -172,7 +174,6 @@ def test_in_a_bucket_a_sweep_that_is_killed_goes_on_and_is_emitted(
     emitted = autotune("emit", uri, "--allow-modelled", "-o", "t.py")
     assert emitted.returncode == 0, emitted.stderr
     assert "('bfloat16', 'bfloat16', 4, 1, 128, 16, 512, 1024): " in (tmp_path / "t.py").read_text()
-    assert folders.entries(folder / PLACE) == []
 
 
 @pytest.mark.parametrize(

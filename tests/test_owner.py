@@ -143,6 +143,39 @@ def test_hangs_in_mid_measurement(doomed: Owner) -> None:
         os.kill(doomed.pid, 0)  # and was ended
 
 
+_TIME_FOR_A_WHILE = """
+import time
+from autotune.owner import Chip, Owner
+from tests.test_owner import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
+owner = Owner(Chip("cpu"), run_timeout=3.0)
+owner.prepare(PROBLEM, BATCHES[:1], NO_SETTINGS, 0, None)
+owner.load(LARGE, None)
+print("timing", flush=True)
+end = time.monotonic() + 6.0
+while time.monotonic() < end:
+    owner.time([Turn(0, LARGE)] * 50)
+owner.close()
+print("timed")
+"""
+
+
+def test_a_command_that_was_stopped_for_longer_than_a_run_may_take_goes_on() -> None:
+    """As by Ctrl-Z, and fg some time later: the process with the device was stopped too."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _TIME_FOR_A_WHILE],
+        cwd=Path(__file__).parent.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        assert parent.stdout is not None and parent.stdout.readline() == "timing\n"
+        time.sleep(0.5)
+        os.killpg(parent.pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        os.killpg(parent.pid, signal.SIGCONT)
+        assert parent.stdout.read() == "timed\n"
+
+
 def test_a_run_that_raises_ends_the_owner(doomed: Owner) -> None:
     """A program for another shape of the inputs is refused when it is called."""
     other = Call(target=None, problem=PROBLEM, total_num_pages=3, blocks=SMALL, settings=NO_SETTINGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import signal
@@ -94,6 +95,61 @@ def test_no_cluster_says_how_to_start_one(autotune: Run) -> None:
     done = autotune(*SWEEP, "--executor", "ray")
     assert done.returncode == 3
     assert "this machine is no node of a Ray cluster: start one (ray start --head)" in done.stderr
+
+
+def listening(pids: set[int]) -> set[str]:
+    """The addresses, as the kernel writes them, at which processes take connections of TCP."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):
+                sockets.add(str(link.readlink()))
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
+                found.add(words[1].partition(":")[0])
+    return found
+
+
+LOCAL = """
+import os
+from autotune import cluster
+with cluster.connected("local") as address:
+    print(address, os.environ["RAY_AUTH_MODE"], flush=True)
+    input()
+"""
+# 127.0.0.1 alone, and as an address of IPv6.
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F"}
+
+
+@needs_ray
+def test_a_cluster_that_is_started_here_is_nobody_elses(tmp_path: Path) -> None:
+    env = {k: v for k, v in user_environment().items() if not k.startswith("RAY_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCAL],
+        cwd=tmp_path,
+        env={**env, "HOME": str(tmp_path)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin and process.stdout
+        address, mode = process.stdout.readline().split()
+        found = listening({process.pid, *descendants(process.pid)})
+        process.stdin.write("\n")
+    assert address.startswith("127.0.0.1:") and mode == "token"
+    assert found and found <= LOOPBACK
+    assert not (tmp_path / ".ray").exists(), "a token that is in no file cannot be read there"
+
+
+def test_a_users_own_rules_of_who_may_use_a_cluster_hold() -> None:
+    alone = cluster._for_this_user_alone
+    tokens = {alone({})["RAY_AUTH_TOKEN"] for _ in range(2)}
+    assert len(tokens) == 2 and all(len(token) == 64 for token in tokens)
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        assert not [key for key in alone({name: "x"}) if key.startswith("RAY_AUTH")]
 
 
 def test_a_node_killed_in_mid_sweep_and_the_rows_of_the_local_pool(

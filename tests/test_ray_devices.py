@@ -16,13 +16,11 @@ from typing import Any
 import pytest
 
 from autotune import cluster, ray_devices, results, sweep
-from autotune.device_sweep import run
 from autotune.devices import Limits
 from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import BlockSizes
 from autotune.plan import Request
 from autotune.tpu import chips
-from autotune.workers import CompilePool
 from tests.conftest import RayNodes, descendants
 from tests.test_device_sweep import KEY, LONGER, RULE, Quiet, request, rows, statuses
 
@@ -50,9 +48,7 @@ def sessions(of: int | None = None) -> set[int]:
 
 def time_all(asked: Request, folder: Path, progress: Quiet | None = None) -> sweep.Summary:
     devices = ray_devices.of_cluster(asked.generation, False, LIMITS)
-    plan = sweep.load(folder, asked, None)
-    search = sweep.search_for(asked, plan)
-    return run(asked, plan, search, None, folder, 1, 600.0, devices, progress or Quiet(), CompilePool)
+    return sweep.sweep(asked, folder, progress or Quiet(), devices=devices, timeout=600.0)
 
 
 def test_which_generation_is_timed_on() -> None:

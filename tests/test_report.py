@@ -76,11 +76,11 @@ def test_a_failure_is_shown_as_what_it_is(tmp_path: Path) -> None:
         tmp_path,
         make_row(8, 32, latency_us=2.0),
         make_row(16, 32, status="vmem_oom", needed_bytes=3 << 20, limit_bytes=2 << 20, error="no room"),
-        make_row(32, 32, status="timeout", error="slow"),
+        make_row(16, 64, status="timeout", error="slow"),
     )
     [entry] = report.keys.entries
     cells = entry.runs[0].cells
-    assert [(cell.pages, cell.us) for cell in cells] == [(8, 2.0), (16, None), (32, None)]
+    assert [(cell.pages, cell.us) for cell in cells] == [(8, 2.0), (16, None), (16, None)]
     failures = [report.keys.failures[int(-1 - (cell.values[0] or 0))] for cell in cells[1:]]
     assert failures == [("vmem_oom", 3 << 20, 2 << 20, "no room"), ("timeout", None, None, "slow")]
     assert report.provenance.counts == {"modelled": {"ok": 1, "timeout": 1, "vmem_oom": 1}}
@@ -119,6 +119,7 @@ def test_pairs_not_ok_on_every_workload_have_no_score(tmp_path: Path) -> None:
     report = built(
         tmp_path,
         *(make_row(8, 32, workload=w, latency_us=2.0) for w in ("mixed", "decode-heavy")),
+        *(make_row(16, 32, workload=w, latency_us=3.0) for w in ("mixed", "decode-heavy")),
         make_row(4, 32, workload="mixed", latency_us=1.0),
         make_row(4, 32, workload="decode-heavy", status="timeout", error="slow"),
         make_row(2, 32, workload="mixed", latency_us=9.0),
@@ -130,6 +131,7 @@ def test_pairs_not_ok_on_every_workload_have_no_score(tmp_path: Path) -> None:
         (2, True, (None, 9.0)),
         (4, True, (-1.0, 1.0)),
         (8, False, (2.0, 2.0)),
+        (16, False, (3.0, 3.0)),
     }
 
 
@@ -272,9 +274,9 @@ def hostile_rows() -> list[dict[str, Any]]:
     rows = [
         make_row(8, 32, latency_us=1.0),
         make_row(16, 32, status="crashed", error=HOSTILE),
-        make_row(32, 32, status=HOSTILE, error=HOSTILE),
+        make_row(16, 64, status=HOSTILE, error=HOSTILE),
     ]
-    names = ("model", "device_kind", "host", "timer", "autotune", "workload", *results.TOOL_COLUMNS)
+    names = ("model", "host", "autotune", "workload", *results.TOOL_COLUMNS)
     return [{**row, **dict.fromkeys(names, HOSTILE)} for row in rows]
 
 

@@ -347,7 +347,7 @@ def test_without_scripts_there_are_the_winners(browser: Browser, swept: str) -> 
 
 def test_a_thousand_full_keys_are_under_ten_megabytes(browser: Browser, tmp_path: Path) -> None:
     """Twenty pairs on three workloads, measured and modelled, of each key."""
-    keys = [KEY._replace(max_num_batched_tokens=2**i) for i in range(4, 14)]
+    keys = [KEY._replace(max_num_batched_tokens=2**i) for i in range(8, 18)]
     rows = [
         make_row(pages, queries, key=key, workload=load, source=source, latency_us=us, **ends)
         for key in keys

@@ -12,11 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import gather, plan, results
+from autotune import gather, plan, results, rowcheck
 from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
-from autotune.tpu.chips import V6E
+from autotune.outbox import Outbox
+from autotune.scoreboard import COMMITTED_ROWS
+from autotune.tpu.chips import GENERATIONS, V6E, hardware
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 TOOLS = results.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
@@ -39,10 +41,23 @@ def make_row(
 ) -> dict[str, Any]:
     problem = key.canonical_problem()
     if status == "ok":
-        values.setdefault("latency_us", 1.0)
+        latency = values.setdefault("latency_us", 1.0)
+        if source == "modelled":
+            values = {
+                "cycles": [60, 280, 27, 1645],
+                "vmem_used_bytes": 1 << 20,
+                "smem_used_bytes": 4096,
+            } | values
+        else:
+            low = values.setdefault("latency_low_us", latency)
+            high = values.setdefault("latency_high_us", latency)
+            clock = "wall clock" if source == "interpreted" or low is None or low < 0 else "device trace"
+            values = {"samples_us": [low, latency, high], "timer": clock, "chip": 0} | values
+    elif status in ("vmem_oom", "smem_oom"):
+        values = {"needed_bytes": 2, "limit_bytes": 1} | values
     row = results.row(
         target=target,
-        device_kind="TPU",
+        device_kind="cpu" if source == "interpreted" else GENERATIONS[target].device_kinds[0],
         key=key,
         problem=problem,
         program=Program(layout=problem.layout, blocks=BlockSizes(pages, queries), settings=settings),
@@ -59,10 +74,14 @@ def make_row(
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     full = make_row(
         settings=Settings(sliding_window=128, soft_cap=0.5, vmem_limit_bytes=1 << 26),
+        source="measured",
         latency_us=1.25,
+        latency_low_us=1.0,
+        latency_high_us=1.5,
         samples_us=[1.0, 1.5],
         cycles=[60, 280, 27, 1645],
         vmem_used_bytes=123,
+        smem_used_bytes=45,
         compile_seconds=0.5,
     )
     failed = make_row(pages=16, status="vmem_oom", needed_bytes=5, limit_bytes=4, error="no room")
@@ -153,6 +172,29 @@ BAD_ROWS = [
     ({"cycles": []}, "cycles are not 4 counts"),
     ({"cycles": [1, 2, 3, None]}, "cycles are not 4 counts"),
     ({"cycles": [1, 2, 3, 2**62]}, "cycles are not 4 counts"),
+    ({"cycles": [1, 2, 3, 2**31]}, "cycles are not 4 counts"),
+    ({"cycles": None}, "some of cycles, vmem_used_bytes, smem_used_bytes only"),
+    ({"cycles": None, "vmem_used_bytes": None, "smem_used_bytes": None}, "that is ok without cycles"),
+    ({"vmem_used_bytes": 2**49}, f"vmem_used_bytes={2**49}"),
+    ({"vmem_used_bytes": 0}, "vmem_used_bytes=0"),
+    ({"smem_used_bytes": 2**21}, f"smem_used_bytes={2**21}"),
+    ({"status": "timeout", "latency_us": None}, "a program that did not compile, with cycles"),
+    ({"needed_bytes": 5, "limit_bytes": 4}, "needed_bytes that is no overflow"),
+    ({"limit_bytes": 4}, "one of needed_bytes and limit_bytes only"),
+    ({"model": None}, "a modelled row without model"),
+    ({"timer": "device trace"}, "a modelled row with timer"),
+    ({"chip": 0}, "a modelled row with chip"),
+    ({"latency_low_us": 1.0}, "a modelled row with latency_low_us"),
+    ({"device_kind": "TPU v5"}, "a row for v6e of another device_kind"),
+    ({"device_kind": None}, "without device_kind"),
+    ({"jax": None}, "without jax"),
+    ({"num_kv_pages_per_blk": 32}, "num_kv_pages_per_blk is larger than its call"),
+    ({"num_queries_per_blk": 2048}, "num_queries_per_blk is larger than its call"),
+    ({"num_q_heads": 16}, "num_q_heads is not that of its key"),
+    ({"pages_per_seq": 99}, "pages_per_seq is not that of its key"),
+    ({"max_num_batched_tokens": 1000}, "max_num_batched_tokens is no power of two"),
+    ({"head_dim": 100}, "head_dim is no multiple of 128"),
+    ({"num_kv_heads_per_blk": 16, "num_kv_heads": 16}, "query heads are no multiple of its KV heads"),
     ({"workload_fingerprint": None}, "without workload_fingerprint"),
     ({"time": None}, "without time"),
 ]
@@ -167,6 +209,75 @@ def test_a_row_that_no_sweep_makes_is_named(tmp_path: Path, changes: dict[str, A
     pq.write_table(bad, tmp_path / "theirs.parquet")
     with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
         results.read(tmp_path)
+
+
+BAD_TIMINGS = [
+    ({"timer": None}, "a timed row without timer"),
+    ({"timer": "a watch"}, "a row with timer=a watch"),
+    ({"samples_us": None}, "a timed row without samples_us"),
+    ({"samples_us": []}, "a timed row without a sample"),
+    ({"samples_us": [1.0, float("nan")]}, "samples_us are not numbers"),
+    ({"samples_us": [1.0, 3.0, 4.0]}, "not the median of its samples"),
+    ({"latency_low_us": None}, "a timed row without latency_low_us"),
+    ({"latency_high_us": 1.5}, "latency_us is not within its interval"),
+    ({"latency_low_us": 2.5}, "latency_us is not within its interval"),
+    ({"latency_high_us": 3.5}, "a row whose interval is not of its samples"),
+    ({"latency_low_us": -1.0, "samples_us": [-1.0, 2.0, 3.0]}, "a device's clock below zero"),
+    ({"chip": None}, "a timed row without chip"),
+    ({"chip": -1}, "chip=-1"),
+    ({"model": "m1"}, "a model in a row that is not modelled"),
+    ({"status": "crashed", "latency_us": None}, "a row that is not ok with timer"),
+    ({"device_kind": "cpu"}, "a row for v6e of another device_kind"),
+    ({"source": "interpreted"}, "an interpreted row with a device's clock"),
+    ({"source": "interpreted", "timer": "wall clock"}, "an interpreted row of another device than a cpu"),
+]
+
+
+@pytest.mark.parametrize("columns", [None, ["status"]], ids=["all", "few"])
+@pytest.mark.parametrize(("changes", "said"), BAD_TIMINGS, ids=lambda value: str(value)[:40])
+def test_a_timing_that_no_sweep_makes_is_named(
+    tmp_path: Path, changes: dict[str, Any], said: str, columns: list[str] | None
+) -> None:
+    good = make_row(source="measured", latency_us=2.0, latency_low_us=1.0, latency_high_us=3.0)
+    results.append(tmp_path, [good])
+    assert len(results.read(tmp_path, columns)) == 1
+    bad = pa.Table.from_pylist([good, {**good, **changes}], schema=results.schema())
+    pq.write_table(bad, tmp_path / "theirs.parquet")
+    with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
+        results.read(tmp_path, columns)
+
+
+def test_blocks_that_no_call_has_may_be_recorded_as_that(tmp_path: Path) -> None:
+    results.append(tmp_path, [make_row(32, 2048, status="invalid", error="more than pages_per_seq=16")])
+    assert len(results.read(tmp_path)) == 1
+
+
+def test_the_most_vmem_and_smem_are_those_of_jax() -> None:
+    kinds = [hardware(generation) for generation in GENERATIONS.values()]
+    assert max(kind.vmem_bytes for kind in kinds) == rowcheck.MOST_VMEM_BYTES
+    assert max(kind.smem_bytes for kind in kinds) == rowcheck.MOST_SMEM_BYTES
+
+
+@pytest.mark.parametrize("folder", sorted(COMMITTED_ROWS.iterdir()), ids=lambda path: path.name)
+def test_committed_rows_are_a_sweeps(folder: Path) -> None:
+    assert len(results.read(folder)) > 4000
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, "1970-01-01 00:00 UTC"), (7.3e9, "2201-04-30 17:46 UTC"), (1e12, "1000000000000 seconds")],
+)
+def test_a_wrong_clock_stops_a_sweep_before_it_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, said: str
+) -> None:
+    monkeypatch.setattr("time.time", lambda: seconds)
+    with pytest.raises(MachineError, match=f"this machine's clock says {said}.*set the clock") as stopped:
+        Outbox(tmp_path).__enter__()
+    assert stopped.value.exit_code == 3
+    early = make_row() | {"time": datetime.datetime(1999, 1, 1, tzinfo=datetime.UTC)}
+    with pytest.raises(MachineError, match="this machine's clock says"):
+        results.append(tmp_path, [early])
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("end", [0, 1])
@@ -192,7 +303,7 @@ def test_a_latency_that_pandas_made_nan_is_refused(tmp_path: Path, columns: list
 def test_rows_of_the_largest_call_are_read(tmp_path: Path) -> None:
     most = 2**31 - 1
     key = TableKey.simplified("bfloat16", "bfloat16", most, most, most, most, most, pages_per_seq=2)
-    results.append(tmp_path, [make_row(key=key)])
+    results.append(tmp_path, [make_row(1, key=key)])
     assert len(results.read(tmp_path)) == 1
 
 

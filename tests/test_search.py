@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from autotune import plan, results, surrogate
+from autotune.calibrate import current
+from autotune.cost import latency_seconds
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.plan import Plan, Request
+from autotune.schedules import Schedules
 from autotune.search import QUICK_SECONDS, SEEDS, Contenders, Exhaustive, Search, chance, seeds
 from autotune.space import expected_compile_seconds
-from autotune.sweep import search_for
+from autotune.sweep import at_the_ends, search_for
 from autotune.tpu.chips import V6E
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
@@ -33,7 +36,7 @@ def request(**changes: object) -> Request:
 
 @pytest.fixture(scope="module")
 def default_plan() -> Plan:
-    return plan.make_plan(request(), None, TOOLS, "m")
+    return plan.Planner(request(), None, TOOLS, "m").plan()
 
 
 def cycles_of(p: Program, noise: float, spill_from: float) -> tuple[int, ...]:
@@ -109,7 +112,7 @@ def test_what_contains_an_overflow_is_not_compiled(default_plan: Plan) -> None:
 
 def test_named_blocks_are_all_compiled(default_plan: Plan) -> None:
     named = request(kv_pages=(4, 8), queries=(32,))
-    assert isinstance(search_for(named, plan.make_plan(named, None, TOOLS, "m")), Exhaustive)
+    assert isinstance(search_for(named, plan.Planner(named, None, TOOLS, "m").plan()), Exhaustive)
     assert isinstance(search_for(request(exhaustive=True), default_plan), Exhaustive)
     assert isinstance(search_for(request(), default_plan), Contenders)
 
@@ -126,6 +129,82 @@ def test_a_search_that_knows_everything_worth_knowing_asks_for_nothing(default_p
     again = Contenders(waiting, known, search_for(request(), default_plan)._latency)  # type: ignore[attr-defined]
     assert again.outlook() == (0, 0.0)
     assert again.next() is None
+
+
+def test_a_search_goes_on_where_the_best_lies_on_an_edge_and_finds_what_a_wider_grid_holds() -> None:
+    """Schedules of which few queries are the fastest, down to 4: the grid begins at 32."""
+
+    def verdict_of(p: Program) -> Compiled:
+        pages, queries = p.blocks
+        tokens = pages * p.layout.page_size
+        cycles = 60, 280, 27, round(20 + 0.4 * tokens + 0.05 * queries * tokens + 12 * pages)
+        return Compiled(status="ok", schedule=Schedule(cycles, 1, 1))
+
+    for exhaustive in (False, True):
+        asked = request(exhaustive=exhaustive, workloads=("decode-heavy",))
+        planner = plan.Planner(asked, None, TOOLS, "m")
+        the_plan = planner.plan()
+        search = search_for(asked, the_plan)
+        grid = {key: set(blocks) for key, blocks in the_plan.tried.items()}
+        schedules = Schedules(asked, the_plan, search, None, lambda settled: None)
+        complete = schedules.complete()
+        while task := schedules.next():
+            schedules.tell(task, verdict_of(task.program))
+            complete += schedules.complete()
+        assert sorted(complete) == sorted(KEYS), "each once"
+        for key in KEYS:
+            best = search.best[key][1]
+            assert best.num_queries_per_blk < 32 and best not in grid[key]
+            problem = key.canonical_problem()
+            everything = [
+                BlockSizes(1 << i, 1 << j)
+                for i in range(problem.pages_per_seq.bit_length())
+                for j in range(problem.max_num_batched_tokens.bit_length())
+            ]
+            batch = plan.workload_of("decode-heavy", key, problem, 0)
+            costs = {}
+            for blocks in everything:
+                found = verdict_of(Program(layout=problem.layout, blocks=blocks)).schedule
+                assert found
+                costs[blocks] = latency_seconds(V6E, problem, blocks, batch, found.cycles, current(V6E))
+            assert costs[best] <= 1.01 * min(costs.values())
+
+
+def test_a_second_plan_of_the_same_request_takes_rows_and_verdicts_of_what_lies_beyond(
+    default_plan: Plan,
+) -> None:
+    planner = plan.Planner(request(), None, TOOLS, "m")
+    the_plan = planner.plan()
+    before = the_plan.candidates
+    key = KEYS[0]
+    more = planner.beyond(the_plan, {key: BlockSizes(8, 32)})
+    assert more.tried[key] == {BlockSizes(p, 16) for p in (4, 8, 16)} | {BlockSizes(4, q) for q in (32, 64)}
+    the_plan.take_in(more)
+    assert the_plan.candidates == before + 5
+    assert planner.beyond(the_plan, {key: BlockSizes(8, 32)}).tried == {key: set()}
+    learned = program(4, 16, q_heads=8, kv_heads=2, page_size=16)
+    planner.learned(learned, Compiled(status="timeout", seconds=1.0))
+    other = planner.beyond(the_plan, {KEYS[1]: BlockSizes(8, 32)})
+    assert [(trial.program.blocks, verdict.status) for trial, verdict in other.settled] == [
+        ((4, 16), "timeout")
+    ]
+
+
+def test_a_users_own_list_that_ends_at_the_winner_is_told() -> None:
+    named = request(kv_pages=(4, 8), queries=(32, 64))
+    won = {KEYS[0]: BlockSizes(8, 32), KEYS[1]: BlockSizes(8, 32), KEYS[2]: BlockSizes(4, 64)}
+    assert at_the_ends(named, won) == [
+        "1 of 3 winners is at the end of --kv-pages 4,8: 2 may be faster, and was not tried",
+        "2 of 3 winners are at the end of --kv-pages 4,8: 16 may be faster, and was not tried",
+        "2 of 3 winners are at the end of --queries 32,64: 16 may be faster, and was not tried",
+        "1 of 3 winners is at the end of --queries 32,64: 128 may be faster, and was not tried",
+    ]
+    inner = request(kv_pages=(2, 4, 8), queries=(32, 64, 128))
+    assert at_the_ends(inner, {KEYS[0]: BlockSizes(4, 64)}) == []
+    assert at_the_ends(request(), won) == [], "a search goes on by itself"
+    whole = KEYS[0].pages_per_seq, KEYS[0].max_num_batched_tokens
+    full = request(kv_pages=(4, whole[0]), queries=(32, whole[1]))
+    assert at_the_ends(full, {KEYS[0]: BlockSizes(*whole)}) == [], "the kernel takes no more"
 
 
 def test_what_a_winner_is_compared_with_is_compiled_if_that_is_quick(default_plan: Plan) -> None:

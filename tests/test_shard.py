@@ -26,7 +26,7 @@ def published() -> Request:
 
 
 def all_programs(request: Request) -> set[Program]:
-    made = plan.make_plan(request, None, TOOLS, "m")
+    made = plan.Planner(request, None, TOOLS, "m").plan()
     return set(made.waiting) | {trial.program for trial, _ in made.settled}
 
 
@@ -45,7 +45,7 @@ def test_parts_are_the_whole_and_no_program_is_in_two(
 
 def test_parts_cost_about_the_same_and_what_a_search_learns_from_stays_together(published: Request) -> None:
     """Two layouts of heads cost 43% each: whole with two hosts, by page size with three."""
-    waiting = set(plan.make_plan(published, None, TOOLS, "m").waiting)
+    waiting = set(plan.Planner(published, None, TOOLS, "m").plan().waiting)
     for parts, together in ((2, heads_of), (3, lambda program: program.layout)):
         seconds, holders = [], Counter[object]()
         for number in range(1, parts + 1):
@@ -80,9 +80,9 @@ def test_keys_of_a_device_sweep(published: Request, parts: int) -> None:
 
 def test_a_plan_of_a_part_knows_what_rows_say_of_the_others(published: Request) -> None:
     request = Request(generation=V6E, keys=published.keys[:4])
-    whole = plan.make_plan(request, None, TOOLS, "m")
+    whole = plan.Planner(request, None, TOOLS, "m").plan()
     made = [
-        plan.make_plan(request, None, TOOLS, "m", mine=shard.programs(request, Shard(number, 2)))
+        plan.Planner(request, None, TOOLS, "m").plan(shard.programs(request, Shard(number, 2)))
         for number in (1, 2)
     ]
     assert sum(part.candidates for part in made) == whole.candidates
@@ -94,7 +94,7 @@ def test_a_plan_of_a_part_knows_what_rows_say_of_the_others(published: Request) 
 @pytest.mark.parametrize("parts", [2, 3, 8])
 def test_searches_of_the_parts_find_what_one_search_finds(parts: int) -> None:
     """Whole, a key is decided in one part; beyond that in some, each of which finds its own best."""
-    whole = plan.make_plan(search_request(), None, TOOLS, "m")
+    whole = plan.Planner(search_request(), None, TOOLS, "m").plan()
 
     def verdict_of(program: Program) -> Compiled:
         return Compiled(status="ok", schedule=Schedule(cycles_of(program, 0.05, 1e5), 1, 1))
@@ -103,7 +103,7 @@ def test_searches_of_the_parts_find_what_one_search_finds(parts: int) -> None:
     done: dict[Program, Compiled] = {}
     for number in range(1, parts + 1):
         mine = shard.programs(search_request(), Shard(number, parts))
-        part = plan.make_plan(search_request(), None, TOOLS, "m", mine=mine)
+        part = plan.Planner(search_request(), None, TOOLS, "m").plan(mine)
         compiled = play(search_for(search_request(), part), verdict_of)
         assert not set(compiled) & set(done)
         done |= compiled

@@ -17,6 +17,8 @@ from autotune.commands.next_step import committable
 from autotune.errors import UsageError
 from autotune.incumbents import incumbent
 from autotune.kernel.rpa import published_table
+from autotune.kernel.tiling import is_canonical
+from autotune.results import Tools
 from autotune.show_formats import FORMATS, record, render
 from autotune.terminal import WIDTH
 from autotune.tpu.chips import GENERATIONS
@@ -54,7 +56,7 @@ def test_text_and_markdown_fit_and_name_every_winner(committed: show.Overview) -
 
 
 def test_sources_are_kept_apart(tmp_path: Path) -> None:
-    timed = {"latency_low_us": 9.0, "latency_high_us": 12.0, "samples_us": [10.0]}
+    timed = {"latency_low_us": 9.0, "latency_high_us": 12.0}
     other = KEY._replace(max_model_len=KEY.max_model_len * 2)
     results.append(
         tmp_path,
@@ -62,7 +64,7 @@ def test_sources_are_kept_apart(tmp_path: Path) -> None:
             make_row(4, 32, latency_us=20.0),
             make_row(8, 32, latency_us=10.0, source="measured", **timed),
             make_row(4, 32, latency_us=30.0, key=other),
-            make_row(8, 32, latency_us=5e6, source="interpreted", key=other, **timed),
+            make_row(8, 32, latency_us=5e6, source="interpreted", key=other),
         ],
     )
     seen = show.overview(tmp_path)
@@ -117,17 +119,18 @@ def test_a_sweep_that_has_not_ended_is_told(tmp_path: Path) -> None:
 def test_the_command_that_goes_on_is_told_if_it_is_one(
     tmp_path: Path, command: list[str], kept: bool
 ) -> None:
-    results.append(tmp_path, [make_row(4, 32, latency_us=20.0)])
+    folder = tmp_path / "rows"
+    results.append(folder, [make_row(4, 32, latency_us=20.0)])
     note = {"target": "v6e", "time": "2026-01-01 00:00", "keys": [KEY], "command": command}
-    (tmp_path / ".sweep-x.json").write_text(json.dumps(note))
+    (folder / ".sweep-x.json").write_text(json.dumps(note))
     told = "autotune sweep --out 'a b; rm'" if kept else "the command of the sweep again"
-    for wanted in (["show", tmp_path], ["emit", tmp_path, "--allow-modelled", "-o", tmp_path / "t.py"]):
+    for wanted in (["show", folder], ["emit", folder, "--allow-modelled", "-o", tmp_path / "t.py"]):
         done = CliRunner().invoke(cli, list(map(str, wanted)))
         assert done.exit_code == 0 and "\x1b" not in done.output
         [line] = [line for line in done.stderr.splitlines() if line.startswith("Next")]
         assert told in line
     assert "unfinished: a sweep of 1 key for v6e" in done.stderr
-    listed = CliRunner().invoke(cli, ["results", "ls", str(tmp_path)])
+    listed = CliRunner().invoke(cli, ["results", "ls", str(folder)])
     assert "unfinished:         a sweep of 1 key for v6e" in listed.stdout
 
 
@@ -178,7 +181,7 @@ def test_a_default_that_fails_is_not_one_that_was_not_tried(tmp_path: Path) -> N
 
 def test_a_published_value_that_fails_is_told(tmp_path: Path) -> None:
     now = {key: incumbent(GENERATIONS["v6e"], key) for key in published_table()["TPU v6"]}
-    key = next(key for key, pairs in now.items() if pairs.published != pairs.default)
+    key = next(key for key, pairs in now.items() if pairs.published != pairs.default and is_canonical(key))
     pair = now[key].published
     assert pair is not None
     results.append(
@@ -266,3 +269,29 @@ def test_several_folders_are_told_of_merge(tmp_path: Path) -> None:
     assert isinstance(refused, UsageError)
     assert f"results merge {' '.join(names)} -o results/all` makes" in str(refused)
     assert CliRunner().invoke(cli, ["show"]).exit_code == 2
+
+
+def test_what_a_winner_was_compared_with_is_told(tmp_path: Path) -> None:
+    newer = Tools("0.12.0", "0.12.0", "0.0.50", "def")
+    results.append(tmp_path, [make_row(pages, latency_us=float(pages)) for pages in (1, 2, 4)])
+    results.append(tmp_path, [make_row(16, status="vmem_oom")])
+    assert "each winner is among 3 of 4 candidates of its key; passed over: 1 failed" in " ".join(
+        render(show.overview(tmp_path), "text").split()
+    )
+    results.append(tmp_path, [make_row(8, latency_us=9.0, minute=9, tools=newer)])
+    seen = show.overview(tmp_path)
+    said = "among 3 of 5 candidates of its key; passed over: 1 failed, 1 with rows of other versions only"
+    for form in ("text", "markdown"):
+        text = render(seen, form)
+        assert (
+            f"not all rows count on v6e for ({', '.join(map(str, KEY))}): each winner is {said}"
+            in " ".join(text.split())
+        )
+    assert max(map(len, render(seen, "text").splitlines())) <= 80
+    [line] = json.loads(render(seen, "json"))["winners"]
+    assert (line["compared"], line["candidates"], line["failed"], line["other_version"]) == (3, 5, 1, 1)
+    assert next(csv.DictReader(io.StringIO(render(seen, "csv"))))["compared"] == "3"
+    won = emit.read(tmp_path)
+    assert won.narrowed == f"1 of 1 winner: each winner is {said}"
+    header = emit.emit(won, allow_modelled=True).text.split('"""')[1]
+    assert f"compared: each winner is {said}" in " ".join(header.split())

@@ -35,7 +35,7 @@ def test_another_target_tool_or_limit_is_another_verdict(tmp_path: Path) -> None
     assert not store.get("v6e", TOOLS, [program(4, vmem_limit_bytes=1 << 20), program(4, page_size=32)])
 
 
-@pytest.mark.parametrize("status", ["timeout", "crashed", "wrong_result"])
+@pytest.mark.parametrize("status", ["timeout", "crashed", "wrong_result", "compile_error"])
 def test_what_may_go_better_next_time_is_not_kept(tmp_path: Path, status: str) -> None:
     store = Store(tmp_path / "s")
     store.put("v6e", TOOLS, program(4), Compiled(status=status, seconds=1.0))
@@ -115,3 +115,13 @@ def test_cache_command(autotune: Callable[..., subprocess.CompletedProcess[str]]
     assert not path.exists()
     path.write_bytes(b"no database" * 100)
     assert "cannot be used" in autotune("cache").stdout
+
+
+def test_a_store_that_others_may_write_is_not_read(tmp_path: Path) -> None:
+    store = Store(tmp_path / "c" / "compiles.sqlite")
+    store.put("v6e", TOOLS, program(4), OK)
+    assert store.get("v6e", TOOLS, [program(4)])
+    store.path.chmod(0o666)
+    again = Store(store.path)
+    assert again.get("v6e", TOOLS, [program(4)]) == {}
+    assert again.broken and "chmod" in again.broken

@@ -18,9 +18,11 @@ import pytest
 
 from autotune import results, show
 from autotune.commands import sweep
+from autotune.kernel.problem import TableKey
+from autotune.known import Known
 from autotune.plan import Request
 from autotune.tpu.chips import V6E
-from tests.conftest import command_line, user_environment
+from tests.conftest import command_line, compiling, user_environment
 from tests.test_results import make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -188,6 +190,47 @@ def test_a_time_limit_is_a_row_and_may_be_lifted_later(autotune: Run, tmp_path: 
     assert results.read(tmp_path / "r")["status"].tolist() == ["ok"]
 
 
+def test_retry_failed_tries_all_again_but_what_the_compiler_refuses_for_good(
+    autotune: Run, tmp_path: Path
+) -> None:
+    arguments = [
+        "sweep",
+        "--target",
+        "v4",
+        "--shape",
+        shape(q_heads=8, kv_heads=2, kv_dtype="float8_e5m2"),
+        "--workload",
+        "mixed",
+    ]
+    arguments += ["--kv-pages", "8", "--queries", "32", "--out"]
+    done = autotune(*arguments, "r")
+    assert "newly recorded candidates: 1 compile_error" in done.stderr, done.stderr
+    assert "0 programs to compile" in autotune(*arguments, "r").stderr
+    again = autotune(*arguments, "r", "--retry-failed").stderr
+    assert "1 newly recorded = 1 program compiled" in again, "the cache answers for the folder"
+    assert "1 newly recorded = 1 program compiled" in autotune(*arguments, "other").stderr
+    assert len(results.read(tmp_path / "r")) == 1
+
+    small = ["--target", "v6e", "--shape", shape(), "--workload", "mixed", "--vmem-limit", "500KiB"]
+    small += ["--kv-pages", "16", "--queries", "32", "--out"]
+    assert "1 vmem_oom" in autotune("sweep", *small, "small").stderr
+    assert "0 programs to compile" in autotune("sweep", *small, "small", "--retry-failed").stderr
+
+
+@pytest.mark.parametrize("status", results.STATUSES)
+def test_retry_failed_times_again_what_was_not_refused_for_good(status: str) -> None:
+    for retry in (False, True):
+        request = Request(generation=V6E, keys=(), retry_failed=retry)
+        known = Known(request, results.MEASURED, results.Tools("1", "1", "1", "x"), "model")
+        row = dict.fromkeys((*results.KEY_COLUMNS, *results.BLOCK_COLUMNS), 1)
+        latencies = dict.fromkeys(("latency_us", "latency_low_us", "latency_high_us"), 1.0)
+        batch = {"workload_fingerprint": "x", "timer": "wall clock", "source": results.MEASURED}
+        known.add({**row, **latencies, **batch, "status": status})
+        key = TableKey(*(row[name] for name in results.KEY_COLUMNS))
+        lasting = status in ("vmem_oom", "smem_oom", "invalid")
+        assert bool(known.failed(key)) == (status != "ok" and (lasting or not retry))
+
+
 def start(tmp_path: Path, *extra: str, paths: str = "") -> subprocess.Popen[str]:
     queries = ",".join(str(q) for q in range(32, 33 + 8 * 11, 8))
     env = user_environment(tmp_path / "cache")
@@ -293,7 +336,7 @@ def test_an_interrupt_while_ray_starts_says_how_to_go_on(tmp_path: Path, number:
 
 
 def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path) -> None:
-    """The slow program is compiled first and loses its worker; one other later it loses the next."""
+    """The slow program is compiled first, and takes two workers along."""
     (tmp_path / "tmp").mkdir()
     arguments = ["sweep", "--target", "v6e", "--out", "r", "--jobs", "1", "--workload", "mixed"]
     arguments += ["--shape", shape(q_heads=8, kv_heads=4, page_size=128, max_model_len=2048)]
@@ -308,7 +351,7 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
     killed: set[int] = set()
 
     def kill_the_next_worker() -> None:
-        while not (fresh := {int(p.stem) for p in tmp_path.glob("tmp/*/*.log")} - killed):
+        while not (fresh := compiling(sweep.pid) - killed):
             time.sleep(0.05)
         time.sleep(1.5)
         for pid in fresh:
@@ -316,11 +359,7 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
         killed.update(fresh)
 
     kill_the_next_worker()
-    wait_for_rows(tmp_path / "r", 1)
-    time.sleep(0.5)
-    for path in tmp_path.glob("tmp/*/*.log"):
-        if int(path.stem) not in killed:
-            os.kill(int(path.stem), signal.SIGKILL)
+    kill_the_next_worker()
     _, said = sweep.communicate(timeout=300)
     assert sweep.returncode == 0, said
     rows = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import fcntl
+import io
 import os
 import pty
 import re
@@ -28,7 +30,7 @@ from autotune.pool import Task
 from autotune.progress import Best, CompileProgress, Part, UnderWay, clock, fitted
 from autotune.search import Outlook
 from autotune.tables.load import committed_path
-from autotune.terminal import folded, printable, said_if_slow, typed
+from autotune.terminal import cell, folded, named, printable, said_if_slow, typed
 from tests.conftest import command_line, program, user_environment
 from tests.test_results import make_row
 from tests.test_sweep import SWEEP
@@ -310,6 +312,50 @@ def test_what_is_typed_next_is_what_a_shell_takes() -> None:
     )
     assert typed(*words).isprintable()
     assert said.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == words
+
+
+def test_a_path_is_never_typed_as_an_option() -> None:
+    assert typed("--target", Path("-x.py"), Path("a/-x"), named("-y"), "-") == "--target ./-x.py a/-x ./-y -"
+
+
+def test_cells_are_text_to_a_spreadsheet_and_numbers_stay_numbers() -> None:
+    formulas = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\tx", "\r=1", "=", "--shape"]
+    assert [cell(text) for text in formulas] == [f"'{text}" for text in formulas]
+    plain = [-1, -1.5, None, "", "v6e", "-1", "+1.5e-3", "a=b", "'=1"]
+    assert [cell(value) for value in plain] == plain
+
+
+EVIL = "=HYPERLINK(1)"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["show", "r", "--format", "csv"],
+        ["diff", f"{EVIL}.py", "v5e", "--format", "csv"],
+        ["results", "export", "r", "-o", "-"],
+        ["keys", "--keys", "evil.csv"],
+        ["keys", "--model", EVIL, "--max-model-len", "512"],
+    ],
+    ids=" ".join,
+)
+def test_no_csv_of_any_command_has_a_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    results.append(tmp_path / "r", [make_row(model=EVIL)])
+    Path(f"{EVIL}.py").write_bytes(committed_path("v6e").read_bytes())
+    evil = CliRunner().invoke(cli, ["keys", "--preset", "smoke"]).stdout.replace("preset smoke", EVIL)
+    Path("evil.csv").write_text(evil)
+    Path(EVIL).write_text(
+        '{"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, '
+        '"max_position_embeddings": 512, "torch_dtype": "bfloat16", "model_type": "llama"}'
+    )
+    done = CliRunner().invoke(cli, arguments)
+    assert done.exit_code == 0, done.output
+    cells = [word for line in csv.reader(io.StringIO(done.stdout)) for word in line]
+    assert any(EVIL in word for word in cells), "the test has something to find"
+    assert not [word for word in cells if word.startswith("=")]
 
 
 HOSTILE = "p\n::error::pwn\x1b[31m"

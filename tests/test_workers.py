@@ -18,6 +18,7 @@ from typing import NamedTuple
 import pytest
 
 from autotune import cluster
+from autotune.errors import MachineError
 from autotune.pool import StartPool, Task
 from autotune.ray_pool import RayPool
 from autotune.workers import CompilePool
@@ -130,6 +131,144 @@ def test_variables_of_the_user_do_not_reach_the_compiler(
     assert verdict.status == "ok", verdict.error
 
 
+def test_what_fails_outside_the_compiler_is_no_verdict(pools: Started) -> None:
+    """A generation that the process does not know stands for all that is wrong there and not in a program."""
+    with pytest.raises(MachineError, match="what is recorded so far is kept"), pools.start(1, 600.0) as pool:
+        list(pool.run(each([Task("v99", QUICK[0].program)])))
+
+
+def test_a_libtpu_that_does_not_load_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "libtpu.so").write_text("no library")
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
+    with pytest.raises(MachineError, match="libtpu cannot compile for v6e"), CompilePool(1, 600.0) as pool:
+        list(pool.run(each(QUICK)))
+
+
+def test_a_folder_that_goes_away_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with CompilePool(1, 600.0) as pool:
+        assert [verdict.status for _, verdict in pool.run(each(QUICK[:1]))] == ["ok"]
+        for folder in left(tmp_path):
+            shutil.rmtree(folder)
+        with pytest.raises(MachineError, match=r"cannot use '.*' \(No such file or directory\)"):
+            list(pool.run(each(QUICK[1:])))
+
+
+def test_no_folder_for_temporary_files_is_an_error_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere/at all")
+    with pytest.raises(MachineError, match=r"cannot use '/nowhere/at all/.*' \(No such file"):
+        CompilePool(1, 600.0).__enter__()
+
+
+@pytest.mark.parametrize("name", ["a space", "quotes'\"", "é中", "line\nbreak", "$HOME *;&"])
+def test_files_may_be_in_a_folder_of_any_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / name))
+    with CompilePool(1, 600.0) as pool:
+        [(_, verdict)] = pool.run(each(QUICK[:1]))
+        assert left(tmp_path / name)
+    assert verdict.status == "ok", verdict.error
+    assert not left(tmp_path / name)
+
+
+_COMPILE_ONE = """
+import jax  # a worker that ran this file would have the user's settings
+from autotune.workers import CompilePool
+from tests.conftest import each
+from tests.test_workers import QUICK
+if __name__ == "__main__":
+    with CompilePool(1, float({timeout!r})) as pool:
+        print([(verdict.status, verdict.schedule) for _, verdict in pool.run(each(QUICK[:1]))])
+"""
+USERS = {
+    "JAX_ENABLE_X64": "1",
+    "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+    "JAX_OPTIMIZATION_LEVEL": "O0",
+    "PYTHONOPTIMIZE": "2",
+}
+
+
+def test_settings_of_the_user_change_no_verdict(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(_COMPILE_ONE.format(timeout=600))
+    plain, set_up = (
+        subprocess.run(
+            [sys.executable, str(script)],
+            cwd=ROOT,
+            env={**user_environment(), "JAX_PLATFORMS": "cpu", **variables},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for variables in ({}, USERS)
+    )
+    assert plain.startswith("[('ok', ")
+    assert set_up == plain
+
+
+def test_a_command_that_was_stopped_for_longer_than_the_limit_has_no_timeout(tmp_path: Path) -> None:
+    """As by Ctrl-Z, and fg some time later."""
+    limit = 8.0
+    script = tmp_path / "parent.py"
+    script.write_text(_COMPILE_ONE.format(timeout=limit))
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        cwd=ROOT,
+        env={**user_environment(), "TMPDIR": str(tmp_path), "JAX_PLATFORMS": "cpu"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        while not list(tmp_path.glob("*/*.log")):
+            time.sleep(0.05)
+        time.sleep(1.0)  # into the compile
+        os.killpg(parent.pid, signal.SIGSTOP)
+        time.sleep(limit + 1.0)
+        os.killpg(parent.pid, signal.SIGCONT)
+        said, _ = parent.communicate()
+    assert said.startswith("[('ok', ")
+
+
+_CHILDREN = """
+from autotune.doctor_probe import ask
+from autotune.owner import Chip, Owner
+from autotune.workers import CompilePool
+if __name__ == "__main__":
+    import sys
+    sys.path.append({root!r})
+    from tests.conftest import each
+    from tests.test_workers import QUICK
+    with CompilePool(1, 600.0) as pool:
+        print([verdict.status for _, verdict in pool.run(each(QUICK[:1]))])
+    print(sorted(ask().errors))
+    owner = Owner(Chip("cpu"))
+    print(owner.device_kind)
+    owner.close()
+"""
+
+
+def test_no_process_runs_files_of_the_current_folder(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("struct", "types", "enum", "signal", "socket", "pickle", "jax"):
+        (here / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')\n")
+    script = tmp_path / "parent.py"
+    script.write_text(_CHILDREN.format(root=str(ROOT)))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=here,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+    assert done.stdout == "['ok']\n[]\ncpu\n", done.stderr
+
+
 def test_leaving_early_stops_the_workers_and_takes_their_files_along(pools: Started) -> None:
     with pytest.raises(KeyboardInterrupt), pools.start(1, 600.0) as pool:
         for _ in pool.run(each([QUICK[0], SLOW])):
@@ -178,12 +317,12 @@ def _alive(pid: int) -> bool:
 
 
 _BROKEN = """
+import sys
 from autotune.errors import MachineError
 from autotune.workers import CompilePool
 from tests.conftest import each
 from tests.test_workers import QUICK
-if __name__ != "__main__":  # a spawned worker runs this script again, and ends here, before it has any task
-    raise SystemExit(3)
+sys.executable = "/bin/false"
 with CompilePool(1, 600.0) as pool:
     try:
         print("verdicts", list(pool.run(each(QUICK))))

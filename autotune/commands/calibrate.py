@@ -7,6 +7,7 @@ import click
 from autotune.commands.options import NamedFolder
 from autotune.errors import UsageError
 from autotune.folders import Folder
+from autotune.terminal import shown
 
 
 @click.command(epilog="Example: autotune calibrate results/measured")
@@ -60,4 +61,6 @@ def command(folder: Folder, device_kind: str | None, dry_run: bool) -> None:
         if not dry_run:
             calibrate.store(kind, fitted)
     if not dry_run:
-        click.echo(f"stored in {calibrate.path()}; sweeps for this device use it from now on", err=True)
+        click.echo(
+            f"stored in {shown(calibrate.path())}; sweeps for this device use it from now on", err=True
+        )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import TARGET, NamedFolder, Seconds, Size, command_name, cores
+from autotune.commands.options import TARGET, NamedFolder, NumberRange, Seconds, Size, command_name, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
-from autotune.terminal import typed
+from autotune.terminal import named, typed
 
 if TYPE_CHECKING:
     from autotune.check import Finding
@@ -50,7 +50,7 @@ FORMATS = ("text", "markdown", "json", "github")
 )
 @click.option(
     "--slower-than",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     metavar="PERCENT",
     help="Report entries that cost this much more than the best candidate, by the rows.",
 )
@@ -89,15 +89,16 @@ def command(
     from autotune.tables.dialects import JAX
 
     loaded = load(table, lookup)
-    if target is not None:
-        check.targets_of(loaded, target)
+    elsewhere = target is not None and not check.targets_of(loaded, target)
+    if target is not None and not elsewhere:
         loaded = loaded.only(target)
     if (compiling or slower_than is not None) and loaded.dialect is not JAX:
         raise UsageError(
             f"{table!r} is a table of the {loaded.dialect} dialect, whose kernel is not JAX's: leave out "
             "--compile and --slower-than"
         )
-    report = check.Report(loaded, list(check.static_findings(loaded)))
+    found = [check.without_rows(loaded, target)] if target and elsewhere else check.static_findings(loaded)
+    report = check.Report(loaded, list(found))
     generations = check.targets_of(loaded, target)
     if compiling:
         limit_bytes = vmem_limit or loaded.provenance.get("vmem_limit_bytes")
@@ -118,7 +119,7 @@ def command(
         report = check.Report(loaded, report.findings, report.compiled, report.programs, unscored)
     click.echo(check_formats.render(report, form, show_all=show_all), nl=False)
     if form == "text" and loaded.dialect is JAX and generations and not (compiling or report.findings):
-        asked = typed(table, "--compile", *(["--target", target] if target else []))
+        asked = typed(named(table), "--compile", *(["--target", target] if target else []))
         click.echo(f"Next: {command_name()} check {asked}, to see whether all fit", err=True)
     if report.findings:
         raise click.exceptions.Exit(EXIT_DIFFERENT)

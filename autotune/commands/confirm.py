@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,7 +78,7 @@ def command(interpret: bool, out: Folder, form: str, jobs: int | None) -> None:
 def _confirm(out: Folder, folder: Folder, interpret: bool, form: str, jobs: int) -> None:
     from autotune.tpu import chip_process
 
-    if said := chip_process.told(os.environ):
+    if said := chip_process.told(chip_process.of_the_user()):
         say(said)
 
     # jax and pandas from here on.

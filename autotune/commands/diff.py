@@ -10,7 +10,7 @@ from autotune.commands.completing import TABLES, names_or_files
 from autotune.commands.options import NamedFolder, command_name
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
-from autotune.terminal import typed
+from autotune.terminal import named, typed
 
 
 @click.command(epilog='Example: autotune diff "jax:TPU v5" "jax:TPU v6" --format markdown')
@@ -75,7 +75,7 @@ def command(
     )
     click.echo(render(comparison, form, show_all=show_all), nl=False)
     if form == "text" and comparison.differs:
-        click.echo(f"Next: {command_name()} check {typed(tables[-1])}", err=True)
+        click.echo(f"Next: {command_name()} check {typed(named(tables[-1]))}", err=True)
     if exit_code and comparison.differs:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
 

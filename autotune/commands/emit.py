@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from autotune.commands import output as output_file
 from autotune.commands.completing import TABLES, names_or_files
-from autotune.commands.options import TARGET, NamedFolder, NamedPath, command_name
+from autotune.commands.options import TARGET, NamedFolder, NumberRange, command_name
 from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.folders import Folder
 from autotune.terminal import shown, typed
@@ -20,7 +22,15 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: autotune emit results/first --allow-modelled -o tuned_block_sizes.py")
 @click.argument("folder", type=NamedFolder())
-@click.option("-o", "--output", type=NamedPath(), help="File to write. [default: the screen]")
+@click.option(
+    "-o",
+    "--output",
+    type=output_file.OutputFile(),
+    default="-",
+    help="File to write; - for the screen. Of a file that is --base too, and has lines of its own, the table "
+    "alone is written. [default: -]",
+)
+@output_file.force_option
 @click.option(
     "--allow-modelled",
     is_flag=True,
@@ -43,7 +53,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--min-gain",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=0.0,
     show_default=True,
     metavar="PERCENT",
@@ -52,7 +62,8 @@ if TYPE_CHECKING:
 @click.option("--check", is_flag=True, help="Write nothing; exit with 1 if the file would change.")
 def command(
     folder: Folder,
-    output: Path | None,
+    output: Path,
+    force: bool,
     allow_modelled: bool,
     target: str | None,
     names: str,
@@ -68,14 +79,18 @@ def command(
     With --base, what was not re-tuned stays, and a value is replaced only where another is faster beyond
     noise; a summary says how many of each.
     """
-    if check and output is None:
+    if check and output == output_file.SCREEN:
         raise UsageError("--check compares with a file: name it with -o")
     from autotune import emit
-    from autotune.files import whole
     from autotune.incumbents import uncompared_text
     from autotune.tables import load
     from autotune.terminal import counted
 
+    in_place = base is not None and _holds_more(output, base)
+    if not check:
+        output_file.require_replaceable(
+            output, (lambda file: True) if in_place else output_file.own_table, force
+        )
     merged_into = load(base) if base else None
     won = emit.read(folder, target=target, base=merged_into, min_gain=min_gain / 100)
     emitted = emit.emit(won, allow_modelled=allow_modelled, names=names)
@@ -83,28 +98,37 @@ def command(
         click.echo(f"{won.merged}", err=True)
     for sweep in won.unfinished:
         click.echo(f"unfinished: {sweep}: winners may change till it does", err=True)
+    if won.narrowed and not check:
+        click.echo(won.narrowed, err=True)
     if won.uncompared and not check:
         click.echo(uncompared_text(won.uncompared, len(won.lines)), err=True)
     if names == "jax" and "v4" in set(won.lines["target"]):
         click.echo(
             "JAX's own look-up never consults its table on v4: the v4 rows change nothing there", err=True
         )
-    if output is None:
-        click.echo(emitted.text, nl=False)
-        return
+    content = emitted.text.encode(errors="replace")
+    if in_place:
+        from autotune.tables.patch import patched
+
+        content = patched(output.read_bytes(), str(output), content.decode())
     if check:
-        _compare(output, emitted.text)
+        _compare(output, content)
         return
-    with whole(output) as file:
-        file.write(emitted.text.encode())
+    output_file.write(output, content)
+    if output == output_file.SCREEN:
+        return
     sources = ", ".join(f"{count} {source}" for source, count in sorted(emitted.sources.items()))
     click.echo(f"{shown(output)}: {counted(emitted.rows, 'key')} ({sources})", err=True)
     if output.is_file():
-        click.echo(f"Next: {_next(output, names, won.unfinished)}", err=True)
+        pasted = names == "jax" and not in_place
+        click.echo(f"Next: {_next(output, pasted, won.unfinished)}", err=True)
 
 
-def _next(output: Path, names: str, begun: Sequence[Begun]) -> str:
-    """What to do with a table: finish its sweep, keep it or look at it, and put it to use."""
+def _next(output: Path, pasted: bool, begun: Sequence[Begun]) -> str:
+    """What to do with a table: finish its sweep, keep it or look at it, and put it to use.
+
+    pasted: it is no module but rows for one.
+    """
     from autotune.commands import next_step
 
     if begun:
@@ -113,7 +137,7 @@ def _next(output: Path, names: str, begun: Sequence[Begun]) -> str:
     first = f"{command_name()} check {name}"
     if next_step.committable(output):
         first = f"git add {name} && git commit -m 'Tuned block sizes'"
-    if names == "jax":
+    if pasted:
         return (
             f"{first}; it is no module: paste its rows into the TUNED_BLOCK_SIZES of "
             "jax/experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_sizes.py, in place of those "
@@ -122,10 +146,20 @@ def _next(output: Path, names: str, begun: Sequence[Begun]) -> str:
     return f"{first}; in a program: with autotune.tables.use({str(output)!r}): ..."
 
 
-def _compare(path: Path, text: str) -> None:
+def _holds_more(output: Path, base: str) -> bool:
+    """Whether a table that is merged into its own file is not all of that file."""
+    for name in (base, base.rpartition(":")[0]):
+        with contextlib.suppress(OSError, ValueError):
+            if name and output.samefile(name):
+                with output.open("rb") as file:
+                    return name != base or not output_file.own_table(file)
+    return False
+
+
+def _compare(path: Path, content: bytes) -> None:
     """Says whether a file is what would be written, and leaves with 1 if it is not."""
     try:
-        same = path.read_bytes() == text.encode()
+        same = path.read_bytes() == content
     except FileNotFoundError:
         same = False
     except OSError as error:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from autotune.tpu.chips import Generation
     from autotune.tpu.compiler import Compiled
 
-PRESETS = ("smoke", "published")
+PRESETS = ("smoke", "published", "serving", "long")
 # vLLM's names on TPUs (TPU_STR_DTYPE_TO_TORCH_DTYPE in tpu_inference/layers/vllm/backends/flash_attn.py), and
 # the kernel's own.
 KV_ALIASES = {"fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}

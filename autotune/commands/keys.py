@@ -13,6 +13,7 @@ from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import TARGET
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS
 from autotune.key_files import FORMATS, render
+from autotune.terminal import cell
 
 
 @click.command(
@@ -61,6 +62,8 @@ def command(
 
         if stuck := selection.no_room(list(keys), chips.by_name(target)):
             click.echo(f"{stuck[0]}; type {stuck[1]}", err=True)
+    if form == "csv":
+        keys = {key: str(cell(origin)) for key, origin in keys.items()}
     click.echo(render(keys, form), nl=False)
 
 
@@ -75,7 +78,7 @@ def _models(form: str | None) -> str:
         text = io.StringIO()
         writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(records)
+        writer.writerows({column: cell(value) for column, value in record.items()} for record in records)
         return text.getvalue()
     lines = [f"{'name':16}  q heads  kv heads  dim  longest  window      source"]
     for name, line in KNOWN.items():

@@ -26,7 +26,9 @@ def after_rows(seen: Overview, folder: Folder, target: str | None = None) -> str
         return None
     allow = " --allow-modelled" if any(line.source == results.MODELLED for line in seen.lines) else ""
     only = f" --target {target}" if target else ""
-    return f"{command_name()} emit {typed(folder)}{only}{allow} -o tuned_block_sizes.py"
+    # No table goes into a results folder, which may be the current one.
+    name = "../tuned_block_sizes.py" if Path(str(folder)).resolve() == Path.cwd() else "tuned_block_sizes.py"
+    return f"{command_name()} emit {typed(folder)}{only}{allow} -o {name}"
 
 
 def going_on(begun: Sequence[Begun]) -> str:

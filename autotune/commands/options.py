@@ -17,6 +17,7 @@ from autotune import folders
 from autotune.errors import UsageError, did_you_mean
 from autotune.folders import Folder
 from autotune.kernel.problem import DTYPE_BITS, Problem
+from autotune.terminal import typed
 
 TARGETS = ("v4", "v5e", "v5p", "v6e", "v7x")
 
@@ -68,17 +69,28 @@ class _Target(click.Choice[str]):
 TARGET = _Target()
 
 
-class Seconds(click.FloatRange):
-    """A finite number of seconds above zero, or from `least` on."""
+class Number(click.types.FloatParamType):
+    """A number; nan and inf are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class NumberRange(click.FloatRange):
+    """A number in a range, in which nan and inf never are."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(Number().convert(value, param, ctx), param, ctx)
+
+
+class Seconds(NumberRange):
+    """A number of seconds above zero, or from `least` on."""
 
     def __init__(self, least: float = 0) -> None:
         super().__init__(min=least, min_open=not least)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        seconds = super().convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return seconds
 
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
@@ -108,6 +120,8 @@ class NamedFolder(click.ParamType[Folder]):
             return value
         if value == "":
             self.fail("the name is empty", param, ctx)
+        if value == "-":
+            self.fail("'-' is no folder, and rows go into one: ./- is a folder of that name", param, ctx)
         return folders.parse(value)
 
     def shell_complete(
@@ -157,8 +171,8 @@ def command_name() -> str:
         return "python -m autotune"
     on_path = shutil.which("autotune")
     if Path(name).name != "autotune" or (on_path and Path(on_path).resolve() == Path(name).resolve()):
-        return "autotune"
-    return name
+        return typed("python", name) if Path(name).name == "cli.py" and not on_path else "autotune"
+    return typed(name)
 
 
 def cores() -> int:

@@ -6,16 +6,20 @@ from pathlib import Path
 
 import click
 
-from autotune.commands.options import NamedFolder, NamedPath
+from autotune.commands import output as output_file
+from autotune.commands.options import NamedFolder
 from autotune.folders import Folder
 from autotune.terminal import shown, typed
 
 
 @click.command(epilog="Example: autotune report results/v5e results/v6e -o report.html")
 @click.argument("folders", type=NamedFolder(), nargs=-1, required=True, metavar="DIR...")
-@click.option("-o", "--output", type=NamedPath(), required=True, help="File to write; - for the screen.")
+@click.option(
+    "-o", "--output", type=output_file.OutputFile(), required=True, help="File to write; - for the screen."
+)
+@output_file.force_option
 @click.option("--target", help="Only this TPU generation.")
-def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> None:
+def command(folders: tuple[Folder, ...], output: Path, force: bool, target: str | None) -> None:
     """Write a page about results folders: one HTML file, which opens offline in any browser.
 
     It has a heat map of latency over the two block sizes for each key and workload, with the winner, JAX's
@@ -24,21 +28,18 @@ def command(folders: tuple[Folder, ...], output: Path, target: str | None) -> No
 
     Needs plotly: pip install 'tpu-autotune[report]'.
     """
-    from autotune.files import whole
     from autotune.report import data, page
     from autotune.terminal import counted
     from autotune.tpu import chips
 
     if target is not None:
         chips.by_name(target)
+    output_file.require_replaceable(output, output_file.own_page, force)
     plotly = page.plotly_js()
     report = data.build(folders, target)
-    text = page.render(report, plotly)
-    if output == Path("-"):
-        click.echo(text, nl=False)
+    output_file.write(output, page.render(report, plotly).encode(errors="backslashreplace"))
+    if output == output_file.SCREEN:
         return
-    with whole(output) as file:
-        file.write(text.encode())
     sources = ", ".join(
         counted(sum(by_status.values()), f"{source} row")
         for source, by_status in report.provenance.counts.items()

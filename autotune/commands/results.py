@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autotune.commands.options import NamedFolder, NamedPath, command_name
+from autotune.commands import output as output_file
+from autotune.commands.options import NamedFolder, command_name
 from autotune.errors import UsageError
 from autotune.terminal import shown, typed
 
@@ -67,26 +68,30 @@ def list_command(folder: Folder, form: str) -> None:
 @click.option(
     "-o",
     "--output",
-    type=NamedPath(),
+    type=output_file.OutputFile(),
     required=True,
-    help="File to write; its ending, .csv, .json or .parquet, says how.",
+    help="File to write; its ending, .csv, .json or .parquet, says how. - for the screen, as csv.",
 )
-def export(folder: Folder, output: Path) -> None:
+@output_file.force_option
+def export(folder: Folder, output: Path, force: bool) -> None:
     """Write the rows of a results folder as one file for other tools.
 
-    One row a candidate and workload, the newest. Times are ISO 8601; in CSV, lists are JSON.
+    One row a candidate and workload, the newest. Times are ISO 8601; in CSV, lists are JSON, and text
+    that a spreadsheet would take for a formula has a ' before it.
     """
-    form = output.suffix.lower().removeprefix(".")
+    form = "csv" if output == output_file.SCREEN else output.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise UsageError(
             f"-o {str(output)!r} ends with none of .csv, .json, .parquet, which say what to write"
         )
     from autotune import gather
-    from autotune.files import whole
+    from autotune.results import schema
 
+    output_file.require_replaceable(output, output_file.own_rows(form, schema().names), force)
     content = gather.exported(folder, form)
-    with whole(output) as file:
-        file.write(content)
+    output_file.write(output, content)
+    if output == output_file.SCREEN:
+        return
     click.echo(
         f"{shown(output)}: {len(content):,} bytes; docs/results.md says what the columns are", err=True
     )

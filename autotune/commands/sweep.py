@@ -16,6 +16,7 @@ from autotune.commands.key_options import KeyOptions, key_options
 from autotune.commands.options import (
     TARGET,
     NamedFolder,
+    Number,
     Numbers,
     Part,
     Percent,
@@ -66,9 +67,9 @@ if TYPE_CHECKING:
     "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
 )
 @click.option("--sliding-window", type=click.IntRange(1, 2**30), help="Static argument of the kernel.")
-@click.option("--soft-cap", type=float, help="Static argument of the kernel.")
-@click.option("--k-scale", type=float, help="Static argument of the kernel.")
-@click.option("--v-scale", type=float, help="Static argument of the kernel.")
+@click.option("--soft-cap", type=Number(), help="Static argument of the kernel.")
+@click.option("--k-scale", type=Number(), help="Static argument of the kernel.")
+@click.option("--v-scale", type=Number(), help="Static argument of the kernel.")
 @click.option(
     "--max-num-seqs",
     type=click.IntRange(1, 65536),
@@ -209,7 +210,7 @@ def command(
     except ValueError as error:
         raise UsageError(str(error)) from None
     executor.check()
-    if said := chip_process.told(os.environ):
+    if said := chip_process.told(chip_process.of_the_user()):
         say(said)
 
     # jax and pandas from here on.
@@ -248,8 +249,9 @@ def command(
     if part and (measured or interpret):
         request = dataclasses.replace(request, keys=keys_of_shard(request, part))
     with said_if_slow(f"planning {_count(len(request.keys), 'key')} ..."):
-        plan = sweep.load(out or Path(os.devnull), request, store, None if measured or interpret else part)
-        search = sweep.search_for(request, plan)
+        of_programs = None if measured or interpret else part
+        prepared = sweep.prepare(request, out or Path(os.devnull), store, of_programs)
+    plan, search = prepared
     cores = jobs or place.jobs
     _announce(request, plan, search, cores, part)
     if stuck := selection.no_room(request.keys, generation, settings):
@@ -321,7 +323,7 @@ def _run(
     start_pool: StartPool,
     part: Shard | None,
 ) -> Summary:
-    from autotune import device_sweep, sweep, unfinished
+    from autotune import sweep, unfinished
     from autotune.progress import CompileProgress
 
     candidates = plan.candidates - plan.recorded
@@ -329,11 +331,17 @@ def _run(
     asked = dataclasses.replace(request, keys=(), retry_failed=False, exhaustive=False)
     asked_of = (asked, part) if part else asked
     with unfinished.noted(out, request.generation.name, request.keys, asked_of, sys.argv[1:]):
-        if devices:
-            return device_sweep.run(
-                request, plan, search, store, out, jobs, timeout, devices, progress, start_pool
-            )
-        return sweep.run(request, plan, search, store, out, jobs, timeout, progress, start_pool)
+        return sweep.sweep(
+            request,
+            out,
+            progress,
+            prepared=sweep.Prepared(plan, search),
+            store=store,
+            devices=devices,
+            jobs=jobs,
+            timeout=timeout,
+            start_pool=start_pool,
+        )
 
 
 def _report(
@@ -342,7 +350,7 @@ def _report(
     """room: what to type where nothing whatever can fit a key."""
     from autotune import show, show_formats
     from autotune.commands import next_step
-    from autotune.sweep import accounts
+    from autotune.sweep import accounts, at_the_ends
 
     if devices:
         counts = ", ".join(f"{count} {status}" for status, count in summary.timings.most_common()) or "none"
@@ -360,6 +368,9 @@ def _report(
         say(line)
     seen = show.overview(out, request.generation.name)
     click.echo(show_formats.render(seen, "text"), nl=False)
+    mine = [line for line in seen.lines if line.key in request.keys]
+    for line in at_the_ends(request, {line.key: line.blocks for line in mine}):
+        say(line)
     if devices and devices.timing.interpreted:
         click.echo("No table can be made of this: interpreted rows test the path, and time nothing")
     elif then := next_step.after_rows(seen, out):

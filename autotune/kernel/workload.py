@@ -31,7 +31,7 @@ class Workload:
     name: str
     sequences: tuple[Sequence, ...]
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """12 hex digits that are the same for the same sequences in the same order, whatever the name."""
         text = ";".join(f"{q},{kv}" for q, kv in self.sequences)

@@ -21,7 +21,7 @@ _PUBLISHED = "experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_siz
 COMMITTED = Path(__file__).parent
 
 
-def load(name: str, lookup: str | None = None) -> Table:
+def load(name: str | Path, lookup: str | None = None) -> Table:
     """The table that a name stands for.
 
     lookup: the name of the look-up that asks for its keys, see `rules`; by default its own, where that is
@@ -29,13 +29,16 @@ def load(name: str, lookup: str | None = None) -> Table:
 
     name: `jax` for the installed JAX's own; a generation (`v6e`) for the committed one; a path of a Python
     file in the jax, tpu-inference or sglang-jax dialect; a results folder, for its winners. `:DEVICE` after
-    it picks one device name or generation: `jax:TPU v6`, `tuned.py:v5e`.
+    it picks one device name or generation: `jax:TPU v6`, `tuned.py:v5e`. A Path is a file or a results
+    folder, whatever it is called.
 
     Raises:
       UsageError: nothing is known by this name, the file is no table, or there is no such look-up of its
         dialect; one line.
     """
-    table = _named(name)
+    table = _named(name) if isinstance(name, str) else _of_path(name)
+    if table is None:
+        raise UsageError(f"table {str(name)!r} does not exist: use the path of a table or a results folder")
     if lookup is not None:
         table = dataclasses.replace(table, rule=rules.by_name(lookup, table.dialect))
     return table
@@ -62,14 +65,18 @@ def _whole(name: str) -> Table | None:
         return committed(name)
     if "://" in name:
         return _in_bucket(name)
-    path = Path(name)
+    return _of_path(Path(name))
+
+
+def _of_path(path: Path) -> Table | None:
+    """The table in a file or results folder; None if there is no such thing."""
     try:
         if path.is_dir():
             return from_results(path)
         if not path.exists():
             return None
         if not path.is_file():  # a pipe or a device would be waited for
-            raise UsageError(f"table {name!r} is neither a file nor a folder")
+            raise UsageError(f"table {str(path)!r} is neither a file nor a folder")
     except (OSError, ValueError):  # a name that no file system takes
         return None
     return read_file(path)

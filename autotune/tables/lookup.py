@@ -26,7 +26,8 @@ class Answer(NamedTuple):
 
     blocks: no larger than the call. origin: exact, nearest or default. key: the simplified key that was asked
     for. found: the key whose value it is; None for the default. distance: from key to found, in doublings;
-    0 if exact. value: as the table has it, before it is cut to the call.
+    0 if exact. value: as the table has it, before it is cut to the call. passed: a nearer key whose value is
+    only a lower bound for the call; found itself where the table has nothing better.
     """
 
     blocks: BlockSizes
@@ -35,6 +36,17 @@ class Answer(NamedTuple):
     found: TableKey | None
     distance: float
     value: BlockSizes
+    passed: TableKey | None = None
+
+
+class _Found(NamedTuple):
+    """value: before it is cut to the call. The others as in Answer."""
+
+    value: BlockSizes
+    origin: str
+    key: TableKey
+    found: TableKey | None = None
+    passed: TableKey | None = None
 
 
 def distance(key: TableKey, other: TableKey) -> float:
@@ -89,26 +101,25 @@ class LookUp:
             max_num_batched_tokens,
             page_size * pages_per_seq,
         )
-        value, origin, key, found = self._value(call)
-        blocks = value.clamped(pages_per_seq, max_num_batched_tokens)
-        if origin != EXACT:
-            self._warn(key, found, value)
-        return blocks
+        found = self._find(call)
+        if found.origin != EXACT:
+            self._warn(found)
+        return found.value.clamped(pages_per_seq, max_num_batched_tokens)
 
-    def _warn_once(self, key: TableKey, found: TableKey | None, value: BlockSizes) -> None:
+    def _warn_once(self, found: _Found) -> None:
         """A call that the table does not have may run far slower than it could."""
-        instead = f"those of the nearest key {tuple(found)}" if found else "the default"
+        instead = f"those of the nearest key {tuple(found.found)}" if found.found else "the default"
         _LOGGER.warning(
             "no tuned block sizes for %s and the key %s: using %s, %s",
             self.generation or "this device",
-            tuple(key),
+            tuple(found.key),
             instead,
-            tuple(value),
+            tuple(found.value),
         )
 
     def answer(self, call: Call) -> Answer:
         """The answer to a call, and where it came from."""
-        value, origin, key, found = self._value(call)
+        value, origin, key, found, passed = self._find(call)
         return Answer(
             value.clamped(call.pages_per_seq, call.max_num_tokens),
             origin,
@@ -116,28 +127,61 @@ class LookUp:
             found,
             0.0 if found is None else distance(key, found),
             value,
+            passed,
         )
 
-    def _value(self, call: Call) -> tuple[BlockSizes, str, TableKey, TableKey | None]:
+    def _find(self, call: Call) -> _Found:
         key = self.rule.key(call)
         assert isinstance(key, TableKey)  # look-ups of the jax dialect refuse no call
         if (exact := self._rows.get(key)) is not None:
-            return exact, EXACT, key, key
-        if self.rule.nearest and (near := self._nearest_key(key)) is not None:
-            return self._rows[near], NEAREST, key, near
-        return BlockSizes(*self.rule.default(self.version, call)), DEFAULT, key, None
+            return _Found(exact, EXACT, key, key)
+        default = BlockSizes(*self.rule.default(self.version, call))
+        if not self.rule.nearest or not (layout := self._layout(key)):
+            return _Found(default, DEFAULT, key)
+        # Of two at one distance the longer and larger: a call cuts its value down to its own size.
+        near = sorted(
+            layout, key=lambda row: (distance(key, row), -row.max_model_len, -row.max_num_batched_tokens)
+        )
+        first = near[0]
+        least = self._rows[first]
+        bounds = _lower_bounds(least, first, key)
+        if not any(bounds):
+            return _Found(least, NEAREST, key, first)
 
-    def _nearest_key(self, key: TableKey) -> TableKey | None:
+        def reaches(value: BlockSizes) -> bool:
+            return all(v >= b for v, b, bound in zip(value, least, bounds, strict=True) if bound)
+
+        for row in near[1:]:
+            value = self._rows[row]
+            if reaches(value) and not any(_lower_bounds(value, row, key)):
+                return _Found(value, NEAREST, key, row, first)
+        # The default where the table shows that it fits: a smaller pair needs no more VMEM than a larger one.
+        wanted = default.clamped(call.pages_per_seq, call.max_num_tokens)
+        if reaches(wanted) and any(_contains(self._rows[row], wanted) for row in layout):
+            return _Found(default, DEFAULT, key, passed=first)
+        return _Found(least, NEAREST, key, first, first)
+
+    def _layout(self, key: TableKey) -> list[TableKey]:
+        """The table's keys of a key's layout."""
         if self._layouts is None:
             self._layouts = {}
             for row in self._rows:
                 self._layouts.setdefault(row[:_LAYOUT], []).append(TableKey(*row))
-        # Of two at one distance the longer and larger: a call cuts its value down to its own size.
-        return min(
-            self._layouts.get(key[:_LAYOUT], ()),
-            key=lambda row: (distance(key, row), -row.max_model_len, -row.max_num_batched_tokens),
-            default=None,
-        )
+        return self._layouts.get(key[:_LAYOUT], [])
+
+
+def _lower_bounds(value: BlockSizes, row: TableKey, key: TableKey) -> tuple[bool, bool]:
+    """Which numbers of a row's value are as large as the row's own call, where the key's call is larger: they
+    say only what is best at least."""
+    return (
+        value.num_kv_pages_per_blk >= row.pages_per_seq < key.pages_per_seq,
+        value.num_queries_per_blk >= row.max_num_batched_tokens < key.max_num_batched_tokens,
+    )
+
+
+def _contains(value: BlockSizes, other: BlockSizes) -> bool:
+    """Whether neither number is smaller than the other's."""
+    return all(mine >= theirs for mine, theirs in zip(value, other, strict=True))
 
 
 _DTYPE_NAMES: dict[Any, str] = {name: name for name in DTYPE_BITS}

@@ -4,15 +4,21 @@ JAX's kernel asks for its block sizes while it is traced, and jax.jit keeps what
 force is part of what jax.jit tells calls apart by (jax.make_user_context): a function traced before is traced
 again, and goes back to its earlier program afterwards, from the cache. A program that was already compiled
 ahead of time keeps the block sizes it was compiled with.
+
+What JAX tells calls apart by is the thread's. Tasks of asyncio share a thread, so a context variable says
+which table a task is in, and the thread's follows it whenever the event loop goes from one task to another.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -34,7 +40,20 @@ class _Choice:
     target: str | None
 
 
+# Which table the innermost `use` block of this task, or of this thread, is of; None outside of blocks.
+_mine = contextvars.ContextVar[_Choice | None]("autotune.tables.use", default=None)
+# The same, as jax.jit sees it: of this thread. Outside of blocks, that of the process.
 _in_force = jax.make_user_context(None)
+
+
+class _Thread(threading.local):
+    """What this thread has in `_in_force`. outside: the way back to having nothing there."""
+
+    choice: _Choice | None = None
+    outside: contextlib.AbstractContextManager[None] | None = None
+
+
+_thread = _Thread()
 _lock = threading.Lock()
 _entered = 0  # `use` blocks, and one for an installed table
 _installed = False
@@ -56,10 +75,37 @@ def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
     return _look_up(choice, kind).blocks(*args, **kwargs)
 
 
+def _put(choice: _Choice | None) -> None:
+    """Has jax.jit see a choice in this thread; None for that of the process."""
+    if choice is _thread.choice:
+        return
+    if _thread.outside is not None:
+        _thread.outside.__exit__(None, None, None)
+        _thread.outside = None
+    if choice is not None:
+        _thread.outside = _in_force(choice)
+        _thread.outside.__enter__()
+    _thread.choice = choice
+
+
+_run_step = asyncio.Handle._run
+
+
+def _run_in_step(handle: asyncio.Handle) -> None:
+    """Stands in for what runs each step of asyncio's event loops: in the table of the step's own task."""
+    _put(handle._context.get(_mine))  # type: ignore[attr-defined]
+    try:
+        _run_step(handle)
+    finally:
+        _put(_mine.get())  # of whoever runs the loop
+
+
 def _replace() -> None:
-    """Puts `_block_sizes` into the kernel's module, the first time; with the lock held."""
+    """Puts `_block_sizes` into the kernel's module, and `_run_in_step` into asyncio, the first time; with the
+    lock held."""
     global _entered, _own
     if not _entered:
+        asyncio.Handle._run = _run_in_step  # type: ignore[assignment]
         _own = kernel.get_tuned_block_sizes
         kernel.get_tuned_block_sizes = _block_sizes
     _entered += 1
@@ -71,11 +117,12 @@ def _restore() -> None:
     _entered -= 1
     if not _entered:
         kernel.get_tuned_block_sizes = _own
+        asyncio.Handle._run = _run_step  # type: ignore[method-assign]
         _own = None
 
 
-def _checked(table: Table | str, target: str | None) -> _Choice:
-    if isinstance(table, str):
+def _checked(table: Table | str | Path, target: str | None) -> _Choice:
+    if not isinstance(table, Table):
         table = load(table)
     if table.dialect is not JAX:
         raise UsageError(
@@ -87,8 +134,9 @@ def _checked(table: Table | str, target: str | None) -> _Choice:
 
 
 @contextlib.contextmanager
-def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
-    """JAX's kernel looks its block sizes up in this table, in this thread, until the block is left.
+def use(table: Table | str | Path, target: str | None = None) -> Iterator[Table]:
+    """JAX's kernel looks its block sizes up in this table until the block is left: in this thread, and of
+    the tasks of an event loop in this one and those that it starts meanwhile.
 
     table: of the jax dialect, or what `load` takes; it answers as its own look-up does. Entering again with
     the same Table finds what was traced with it, a name is loaded anew. target: the generation whose rows are
@@ -96,6 +144,8 @@ def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
     counts, and goes before a table that is installed.
 
     A call that names its block sizes keeps them. Functions that were traced before are traced anew inside.
+    Threads that are started inside, by asyncio.to_thread too, do not get the table. Event loops that are not
+    asyncio's own, such as uvloop's, switch tasks unseen: there, do not await inside of a block.
 
     Raises:
       UsageError: the table is of another dialect, or cannot be loaded; no such target.
@@ -103,15 +153,19 @@ def use(table: Table | str, target: str | None = None) -> Iterator[Table]:
     choice = _checked(table, target)
     with _lock:
         _replace()
+    token = _mine.set(choice)
+    _put(choice)
     try:
-        with _in_force(choice):
-            yield choice.table
+        yield choice.table
     finally:
+        with contextlib.suppress(ValueError):  # closed by another task, such as the one that collects garbage
+            _mine.reset(token)
+        _put(_mine.get())
         with _lock:
             _restore()
 
 
-def install(table: Table | str | None, target: str | None = None) -> Table | None:
+def install(table: Table | str | Path | None, target: str | None = None) -> Table | None:
     """JAX's kernel looks its block sizes up in this table in every thread of the process, from now on.
 
     table, target: as `use` takes them; the table is returned. A table that was installed before is replaced;

@@ -1,34 +1,45 @@
-"""The environment of a process that owns one TPU chip, and what of the user's it leaves out."""
+"""How processes that compile or time are started: their command, and the environment made for them."""
 
 from __future__ import annotations
 
+import os
 import re
 import socket
-from collections.abc import Mapping
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-# What libtpu reads of a host, and not of a slice. Without the accelerator type libtpu does not know that the
-# two cores of a v4 or v5p chip are one device (it sets its chip_config_name by it), unless a metadata server
-# tells; where there is none, as on GKE, TPU_SKIP_MDS_QUERY keeps it from asking for minutes.
-KEPT = ("TPU_ACCELERATOR_TYPE", "TPU_LIBRARY_PATH", "TPU_LOG_DIR", "TPU_SKIP_MDS_QUERY")
-
-# Everything else of these names; the slice's own, as GKE and the TPU VM set them, are among them.
-# TPU_*: bounds of the host and the slice by their old and new names, worker id and hostnames, topology and
-#   wrap, visible chips, devices and device paths (which go before chips), megacore, metrics ports: the names
-#   in libtpu 0.0.42. TPU_LOAD_LIBRARY keeps jaxlib from loading libtpu at all.
-# CLOUD_TPU_*, HOST_BOUNDS, CHIPS_PER_HOST_BOUNDS, SLICER_BUILDER_WORKER_IPS: also libtpu's.
-# MEGASCALE_*: of several slices; with them libtpu starts a transport and looks for a coordinator.
-# LIBTPU_INIT_ARGS, XLA_*, TF_XLA_FLAGS: flags that change what is compiled; an unknown one ends the process.
-# JAX_*: the configuration of JAX (jax/_src/config.py); some of it changes dtypes, precision and programs.
-_DROPPED = re.compile(
-    r"(CLOUD_TPU|JAX|LIBTPU|MEGASCALE|TPU|XLA)_"
-    r"|(CHIPS_PER_HOST_BOUNDS|HOST_BOUNDS|SLICER_BUILDER_WORKER_IPS|TF_XLA_FLAGS)$"
+# What a process that compiles or times is given of the user's environment. Everything else is left out, as
+# what changes a verdict is not known by name: JAX_*, XLA_*, LIBTPU_INIT_ARGS, what the next version of JAX
+# reads, and also PYTHONOPTIMIZE, which removes the assertions by which the kernel refuses arguments.
+# - who and where the user is, and in which language errors of the machine are
+# - how programs and libraries are found: a TPU VM preloads an allocator
+# - where Python is, and its own files
+# - of libtpu what describes a host, and not a slice. Without the accelerator type libtpu does not know that
+#   the two cores of a v4 or v5p chip are one device (it sets its chip_config_name by it), unless a metadata
+#   server tells; where there is none, as on GKE, TPU_SKIP_MDS_QUERY keeps it from asking for minutes.
+_PASSED_ON = re.compile(
+    r"(HOME|LANG|LANGUAGE|LC_[A-Z]+|LOGNAME|TMPDIR|TZ|USER"
+    r"|PATH|LD_LIBRARY_PATH|LD_PRELOAD"
+    r"|PYTHON(DONTWRITEBYTECODE|HOME|NOUSERSITE|PATH|PYCACHEPREFIX|USERBASE)"
+    r"|GCE_METADATA_(HOST|IP|ROOT)|TPU_(ACCELERATOR_TYPE|LIBRARY_PATH|LOG_DIR|SKIP_MDS_QUERY))$"
 )
+# Those of them that name one file or folder: such a process has another current folder.
+_PATHS = ("PYTHONPYCACHEPREFIX", "TMPDIR", "TPU_LIBRARY_PATH", "TPU_LOG_DIR")
 
-# Of what is dropped, that which makes another program or other numbers; JAX's settings do but for these.
-_CHANGES = re.compile(r"(LIBTPU_INIT_ARGS|XLA_FLAGS|TPU_MEGACORE)$|JAX_")
+_STANDARD_LIBRARY = {
+    str(Path(sysconfig.get_path(name), *part))
+    for name in ("stdlib", "platstdlib")
+    for part in ((), ("lib-dynload",))
+}
+
+# Of what is left out, that which makes another program or other numbers; JAX's settings do but for these.
+_CHANGES = re.compile(r"(JAX|LIBTPU|XLA)_|(PYTHONOPTIMIZE|TF_XLA_FLAGS|TPU_MEGACORE)$")
 _CHANGES_NOTHING = re.compile(
     r"JAX_(PLATFORMS|PLATFORM_NAME|NUM_PROCESSES|PROCESS_ID|LOG_COMPILES|LOGGING_LEVEL|TRACEBACK_FILTERING)$"
     r"|JAX_(COMPILATION_CACHE|COORDINATOR|DEBUG_LOG|DUMP|ENABLE_COMPILATION_CACHE|PERSISTENT_CACHE)"
+    r"|XLA_PYTHON_CLIENT_"  # of the memory of GPUs
 )
 # jax/_src/cloud_tpu_init.py adds it to the environment of every process on a TPU host that imports jax.
 _ADDED_BY_JAX = "--xla_tpu_use_enhanced_launch_barrier=true"
@@ -73,8 +84,26 @@ def environment(platform: str, chip: int, port: int, inherited: Mapping[str, str
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a process that compiles or times takes over of an environment: nothing that decides for it."""
-    return {name: value for name, value in environ.items() if name in KEPT or not _DROPPED.match(name)}
+    """What a process that compiles or times has of an environment: nothing that decides for it."""
+    kept = {name: value for name, value in environ.items() if _PASSED_ON.match(name)}
+    for name in _PATHS:
+        if kept.get(name):
+            kept[name] = str(Path(kept[name]).absolute())
+    # Files of the current folder such as struct.py are none of this tool's, nor of what its children start.
+    return kept | {"PYTHONSAFEPATH": "1"}
+
+
+def python(code: str, *arguments: str, path: Sequence[str] | None = None) -> list[str]:
+    """The command of a Python that imports nothing of its current folder.
+
+    path: where it looks for modules; by default as this process does. Python's own come first all the same:
+    Ray puts the folder that a command was typed in before them.
+    """
+    given = sys.path if path is None else path
+    # What is no path is a mark for an import hook.
+    places = [str(Path(place).absolute()) if Path(place).exists() else place for place in given]
+    places.sort(key=lambda place: place not in _STANDARD_LIBRARY)
+    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {places!a}; {code}", *arguments]
 
 
 def free_port() -> int:
@@ -84,8 +113,24 @@ def free_port() -> int:
         return int(asked.getsockname()[1])
 
 
+_set_aside: dict[str, str] = {}
+
+
+def set_aside() -> None:
+    """Take the user's JAX_* that this process has no use for out of its environment: JAX reads them as it is
+    imported, and one that it does not take ends the import."""
+    for name in dropped(os.environ):
+        if name.startswith("JAX_"):
+            _set_aside[name] = os.environ.pop(name)
+
+
+def of_the_user() -> dict[str, str]:
+    """The environment that this process was started with."""
+    return {**os.environ, **_set_aside}
+
+
 def dropped(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables that the user set, that would change what is compiled or computed, and that are dropped."""
+    """Variables that the user set, that would change what is compiled or computed, and that are left out."""
     return tuple(
         name
         for name in sorted(environ)
@@ -96,7 +141,7 @@ def dropped(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def told(environ: Mapping[str, str]) -> str:
-    """One line about what is dropped; empty if nothing is."""
+    """One line about what is left out; empty if nothing is."""
     names = ", ".join(dropped(environ))
     return names and f"not passed on to the processes that compile and time: {names}"
 

@@ -1,8 +1,7 @@
 """Compile a program ahead of time for a generation, with libtpu's own compiler and no TPU.
 
-The environment of a compiling process must be set before jax is imported there (`take_environment`), and one
-process compiles for every generation in turn. A fault in the compiler may abort the process: run this in one
-that may die.
+The environment of a compiling process is set before it starts (`environment`), and one process compiles for
+every generation in turn. A fault in the compiler may abort the process: run this in one that may die.
 """
 
 from __future__ import annotations
@@ -34,6 +33,13 @@ _OVERFLOWS = (
 )  # fmt: skip
 MAX_SAID_CHARS = 20_000
 
+# The compiler's last word on a program; whatever else comes of a compile may come out otherwise next time.
+LASTING = frozenset({"ok", "vmem_oom", "smem_oom", "invalid"})
+
+
+class MachineFault(Exception):
+    """Something of this machine failed, and says nothing about the program; the message says what."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
@@ -57,7 +63,11 @@ class Compiled:
 
 
 def environment(dump_folder: Path) -> dict[str, str]:
-    """Variables that a compiling process needs before it imports jax."""
+    """Variables that a compiling process needs, beside `chip_process.passed_on`, before it imports jax.
+
+    dump_folder: "." for the folder that the process is started in, or a path without white space: libtpu
+    splits its arguments there.
+    """
     return {
         "JAX_PLATFORMS": "cpu",  # the host stays a CPU host; the TPU is only a compile target
         "TPU_SKIP_MDS_QUERY": "1",  # do not ask a cloud metadata server who we are
@@ -73,9 +83,9 @@ def environment(dump_folder: Path) -> dict[str, str]:
 
 def take_environment(dump_folder: Path) -> None:
     """Make this process's environment that of a compiling one; before it imports jax."""
-    for name in set(os.environ) - set(chip_process.passed_on(os.environ)):
-        del os.environ[name]
-    os.environ.update(environment(dump_folder))
+    variables = {**chip_process.passed_on(os.environ), **environment(dump_folder)}
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 @functools.cache
@@ -111,10 +121,23 @@ def lower(generation: Generation, program: Program) -> Any:
         return jax.jit(kernel_call(program.blocks, program.settings)).trace(*arguments).lower()
 
 
+def prepared_device(generation: Generation, index: int = 0) -> Any:
+    """`target_device`; raises MachineFault where jax or libtpu is not as it should be."""
+    try:
+        return target_device(generation, index)
+    except Exception as error:
+        raise MachineFault(f"libtpu cannot compile for {generation.name}: {first_line(error)}") from error
+
+
 def compile_program(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
-    """The compiler's verdict on a program; its listings are read from the dump folder, then removed."""
+    """The compiler's verdict on a program; its listings are read from the dump folder, then removed.
+
+    Raises:
+      MachineFault: jax or libtpu does not start. OSError: the listings cannot be written or read.
+    """
     clear(dump_folder)
     start = time.perf_counter()
+    prepared_device(generation)
     try:
         lowered = lower(generation, program)
     except (ValueError, AssertionError) as error:  # how the kernel refuses static arguments
@@ -142,7 +165,9 @@ def judged(schedule: Schedule, seconds: float) -> Compiled:
 
 
 def failed(error: Exception, seconds: float) -> Compiled:
-    """The verdict that an exception of the compiler amounts to."""
+    """The verdict that an exception of the compiler amounts to; raises it again if it is the machine's."""
+    if isinstance(error, OSError | ImportError):
+        raise error
     message = str(error)
     if isinstance(error, MemoryError) or "bad_alloc" in message:
         # The machine's memory, which is no fault of the program: it may well go better another time.

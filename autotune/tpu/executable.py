@@ -17,7 +17,7 @@ from autotune.kernel.interpret import lower_interpreted
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.rpa import abstract_arguments, kernel_call, named, program_name
 from autotune.tpu import chips
-from autotune.tpu.compiler import Compiled, failed, target_device
+from autotune.tpu.compiler import Compiled, failed, prepared_device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,16 +49,19 @@ def compile_ahead(call: Call) -> Executable:
     """Compile a candidate in a process that does not hold the device it is for.
 
     The process has the environment of `compiler.environment`. For the CPU any will do that has the device.
-    """
-    start = time.perf_counter()
-    try:
-        import jax
-        from jax.experimental import serialize_executable
 
-        if call.target:
-            device = target_device(chips.by_name(call.target), call.device)
-        else:
-            device = jax.devices("cpu")[call.device]
+    Raises:
+      MachineFault, OSError, ImportError: what they say is not about the program.
+    """
+    import jax
+    from jax.experimental import serialize_executable
+
+    start = time.perf_counter()
+    if call.target:
+        device = prepared_device(chips.by_name(call.target), call.device)
+    else:
+        device = jax.devices("cpu")[call.device]
+    try:
         compiled = _lower(call, device).compile()
         payload = pickle.dumps((_place(device), serialize_executable.serialize(compiled)))
     except (ValueError, AssertionError) as error:  # how the kernel refuses static arguments

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from autotune.errors import first_line
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
+from autotune.terminal import FROM_TERMINAL
 
 # How often a thread that waits for the other device of its chip says that it does.
 WAITING_SECONDS = 0.5
@@ -337,7 +338,8 @@ def _leave_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal; the parent decides
+    for number in FROM_TERMINAL:  # they reach the whole terminal; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_leave_with_parent, args=(os.getppid(),), daemon=True).start()
     connections = [Connection(int(number)) for number in sys.argv[1:]]
     try:

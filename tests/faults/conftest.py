@@ -10,8 +10,10 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,17 +69,11 @@ class Home:
         self, *arguments: object, faults: dict[str, Any] | None = None, env: Any = (), **kwargs: Any
     ) -> subprocess.Popen[str]:
         """The command line, in a session of its own, so that all its processes can be found."""
-        main = ["-m", "autotune"]
         environment = {**user_environment(self.cache), "TMPDIR": str(self.tmp), "COLUMNS": "80"}
-        if self.verdicts:
-            main = [str(ROOT / "tests" / "faults" / "replayed.py")]
-            environment["REPLAYED"] = str(self.verdicts)
-        if faults:
-            hook = ROOT / "tests" / "faults" / "hook"
-            environment |= {"PYTHONPATH": f"{hook}:{ROOT}", "FAULTS": json.dumps(faults)}
+        environment["PYTHONPATH"] = f"{self._hook(faults or {})}:{ROOT}"
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(
-            [sys.executable, *main, *map(str, arguments)],
+            [sys.executable, "-m", "autotune", *map(str, arguments)],
             cwd=self.path,
             env={**environment, **dict(env)},
             text=True,
@@ -85,6 +81,16 @@ class Home:
             start_new_session=True,
             **{**streams, **kwargs},
         )
+
+    def _hook(self, faults: dict[str, Any]) -> Path:
+        """A folder for PYTHONPATH, by which the processes of a command have these faults."""
+        faults = {role: dict(what) for role, what in faults.items()}
+        if self.verdicts:
+            faults.setdefault("worker", {})["replayed"] = str(self.verdicts)
+        folder = Path(tempfile.mkdtemp(dir=self.path, prefix="hook-"))
+        shutil.copy(ROOT / "tests" / "faults" / "hook" / "sitecustomize.py", folder)
+        (folder / "faults.json").write_text(json.dumps(faults))
+        return folder
 
     def run(self, *arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         with self.start(*arguments, **kwargs) as process:
@@ -166,7 +172,7 @@ def told(home: Home) -> Told:
     """Compare a line of the page's table with what was seen: (fault, what the user saw, what follows)."""
 
     def tell(fault: str, seen: str, then: str) -> None:
-        seen = seen.replace(str(home.path), "~").strip()
+        seen = seen.replace(str(home.path), "~").replace("python -m autotune", "autotune").strip()
         for pattern, word in (
             (r"\b([0-9a-f]{16}|[0-9a-f]{32})\b", "..."),
             (r"autotune-(\w+)-\w+\.live", r"autotune-\1-..."),

@@ -118,9 +118,14 @@ def row(pages: int = 8, queries: int = 32, *, minute: int = 0, **values: Any) ->
 
 def some() -> list[dict[str, Any]]:
     """Some rows of each kind."""
-    schedule = {"cycles": [60, 280, 27, 1645], "vmem_used_bytes": 1 << 20, "compile_seconds": 2.0}
+    schedule = {
+        "cycles": [60, 280, 27, 1645],
+        "vmem_used_bytes": 1 << 20,
+        "smem_used_bytes": 4096,
+        "compile_seconds": 2.0,
+    }
     timed = {
-        "samples_us": [9.0, 10.0],
+        "samples_us": [10.5, 11.0, 11.5],
         "timer": "device trace",
         "chip": 0,
         "model": None,
@@ -129,7 +134,7 @@ def some() -> list[dict[str, Any]]:
     return [
         row(latency_us=10.0, **schedule),
         row(16, minute=1, latency_us=12.5, **schedule),
-        row(32, status="vmem_oom", needed_bytes=1 << 27, limit_bytes=1 << 26, error="too large"),
+        row(16, 64, status="vmem_oom", needed_bytes=1 << 27, limit_bytes=1 << 26, error="too large"),
         row(8, minute=2, latency_us=11.0, latency_low_us=10.5, latency_high_us=11.5, **timed),
     ]
 
@@ -147,6 +152,10 @@ def files() -> list[bytes]:
         "num_q_heads",
         "num_kv_heads",
         "pages_per_seq",
+        "device_kind",
+        "cycles",
+        "vmem_used_bytes",
+        "smem_used_bytes",
     ]
     plain = io.BytesIO()
     pq.write_table(whole.select(needed).slice(0, 2), plain, compression="none", store_schema=False)

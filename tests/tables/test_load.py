@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
 from autotune.errors import UsageError
 from autotune.tables import load
+from autotune.tables.load import committed_path
 
 
 def test_the_installed_jax_and_one_device_of_it():
@@ -37,6 +39,14 @@ def test_names_that_are_nothing(name, said):
     with pytest.raises(UsageError, match=said) as caught:
         load(name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_path_is_a_file_whatever_it_is_called(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("jax").write_bytes(committed_path("v4").read_bytes())
+    assert load(Path("jax")).generations() == ["v4"]
+    with pytest.raises(UsageError, match="table 'v6e' does not exist: use the path of a table"):
+        load(Path("v6e"))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

@@ -68,9 +68,42 @@ def test_the_nearest_of_the_same_layout_answers():
     assert answer.blocks == (16, 64)
     other = KEY._replace(page_size=64)
     assert look_up.answer(call(other)).origin == "default"
-    assert look_up.answer(call(KEY))._replace(value=None) == ((16, 64), "exact", KEY, KEY, 0.0, None)
+    assert look_up.answer(call(KEY))._replace(value=None) == ((16, 64), "exact", KEY, KEY, 0.0, None, None)
     short = KEY._replace(max_num_batched_tokens=16, max_model_len=512)
     assert look_up.answer(call(short)).blocks == (4, 16)
+
+
+def test_a_value_as_large_as_its_own_call_is_only_a_lower_bound_for_longer_calls():
+    """KEY has 16 pages, and its winner takes all of them."""
+    longer = KEY._replace(max_model_len=16384)
+    free = KEY._replace(max_model_len=262144), BlockSizes(32, 64)
+    answer = lookup.LookUp(table(more=dict([free])), "v6e", 6).answer(call(longer))
+    assert (answer.origin, answer.found, answer.passed) == ("nearest", free[0], KEY)
+    assert answer.blocks == (32, 64)
+    # Nothing better is known: the bound, and that it is one.
+    answer = lookup.LookUp(table(), "v6e", 6).answer(call(longer))
+    assert (answer.blocks, answer.found, answer.passed) == ((16, 64), KEY, KEY)
+    # For calls of its own length or shorter it is the answer, whatever their tokens.
+    fewer = lookup.LookUp(table(), "v6e", 6).answer(call(KEY._replace(max_num_batched_tokens=4096)))
+    assert (fewer.found, fewer.passed) == (KEY, None)
+
+
+def test_jaxs_default_answers_where_a_lower_bound_is_all_there_is_and_the_table_shows_that_it_fits():
+    longer = KEY._replace(max_model_len=32768)  # of 256 pages
+    proof = KEY._replace(max_num_batched_tokens=16384, max_model_len=16384), BlockSizes(128, 128)
+    answer = lookup.LookUp(table(more=dict([proof])), "v6e", 6).answer(call(longer))
+    assert (answer.origin, answer.blocks, answer.passed) == ("default", (128, 32), KEY)
+    elsewhere = proof[0]._replace(num_q_heads_per_blk=16), proof[1]
+    answer = lookup.LookUp(table(more=dict([elsewhere])), "v6e", 6).answer(call(longer))
+    assert answer.found == KEY, "another layout is another program, and shows nothing"
+
+
+def test_a_value_with_as_many_queries_as_its_key_has_tokens_is_only_a_lower_bound_for_more():
+    small = KEY._replace(max_num_batched_tokens=16)
+    rows = {small: BlockSizes(8, 16), KEY._replace(max_num_batched_tokens=256): BlockSizes(8, 64)}
+    own = Table(dialect=JAX, devices={"TPU v6": rows}, rule=rules.AUTOTUNE)
+    answer = lookup.LookUp(own, "v6e", 6).answer(call(KEY._replace(max_num_batched_tokens=32)))
+    assert (answer.blocks, answer.passed) == ((8, 32), small)
 
 
 @pytest.mark.parametrize("rule", [None, *(r for r in rules.RULES.values() if r.dialect is JAX)], ids=str)

@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from autotune.errors import UsageError
 from autotune.tables import Table, install, use
 from autotune.tables.dialects import SGLANG
+from autotune.tables.load import committed_path
 from autotune.tpu.compiler import environment
 
 # Runs where nothing has imported jax yet: what the compiler needs of the environment is set before.
@@ -106,6 +108,53 @@ with use(mine):
 said["taken out"] = [pair()[0], elsewhere(), kernel.get_tuned_block_sizes is own]
 install(None)
 said["taken out twice"] = kernel.get_tuned_block_sizes is own
+import asyncio
+async def tasks():
+    seen, entered, left = {}, asyncio.Event(), asyncio.Event()
+    async def first():
+        with use(mine):
+            entered.set()
+            await asyncio.sleep(0.02)
+            seen["first"] = pair()[0]
+            await left.wait()
+        seen["first, after"] = pair()[0]
+    async def second():
+        await entered.wait()
+        seen["second, without a block"] = pair()[0]
+        with use(other):
+            await asyncio.sleep(0.04)
+            seen["second"] = pair()[0]
+            left.set()
+            await asyncio.sleep(0.04)  # the first leaves meanwhile
+            seen["second, alone"] = pair()[0]
+            seen["started in a block"] = await asyncio.create_task(third())
+        seen["second, after"] = pair()[0]
+    async def third():
+        await asyncio.sleep(0)
+        return pair()[0]
+    await asyncio.gather(first(), second())
+    return seen
+step = asyncio.Handle._run
+said["tasks"] = asyncio.run(tasks())
+said["after tasks"] = [pair()[0], asyncio.Handle._run is step, kernel.get_tuned_block_sizes is own]
+with use(mine):
+    said["tasks in a block"] = asyncio.run(tasks())["second, after"]
+    said["after tasks in a block"] = pair()[0]
+
+async def never_ends():
+    with use(mine):
+        await asyncio.sleep(99)
+async def leaves_it():
+    coroutine = never_ends()
+    coroutine.send(None)
+    return coroutine
+with use(other):
+    loop = asyncio.new_event_loop()
+    left = loop.run_until_complete(leaves_it())
+    loop.close()
+    left.close()  # in another context than it was begun in
+    said["a block that another task closed"] = pair()[0]
+said["nothing is left behind"] = [pair()[0], kernel.get_tuned_block_sizes is own]
 print(json.dumps(said))
 """
 
@@ -147,7 +196,30 @@ def test_jaxs_kernel_takes_the_pair_of_the_table_in_force(tmp_path):
         "taken out inside a block": [[4, 32], published],
         "taken out": [published, published, True],
         "taken out twice": True,
+        "tasks": {
+            "first": [4, 32],
+            "first, after": published,
+            "second, without a block": published,
+            "second": [2, 128],
+            "second, alone": [2, 128],
+            "started in a block": [2, 128],
+            "second, after": published,
+        },
+        "after tasks": [published, True, True],
+        "tasks in a block": [4, 32],
+        "after tasks in a block": [4, 32],
+        "a block that another task closed": [2, 128],
+        "nothing is left behind": [published, True],
     }
+
+
+def test_a_path_is_a_table_too(tmp_path):
+    path = tmp_path / "v6e"  # not the committed table, though it is called so
+    path.write_bytes(committed_path("v5e").read_bytes())
+    with use(path) as entered:
+        assert entered.generations() == ["v5e"]
+    with pytest.raises(UsageError, match=r"'nothing\.py' does not exist"), use(Path("nothing.py")):
+        pass
 
 
 def test_tables_that_jaxs_kernel_cannot_use():

@@ -18,7 +18,7 @@ from autotune.tpu import attached, chip_process, chips
 from tests.tpu.test_attached import Host
 
 # What a process has on any of these hosts, and keeps.
-USER = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
+USER = {"HOME": "/root", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin", "PYTHONSAFEPATH": "1"}
 # What every process is started with that owns a chip of a TPU, but for the two ports and the chip.
 OWNER = {
     **USER,
@@ -235,6 +235,51 @@ def test_what_changes_programs_and_is_dropped_is_told() -> None:
     assert chip_process.told(environ) == said
     # JAX sets a flag of its own in a process that imports it on a TPU host.
     assert chip_process.told({"LIBTPU_INIT_ARGS": " --xla_tpu_use_enhanced_launch_barrier=true"}) == ""
+
+
+def test_what_a_process_is_given_is_what_is_listed_and_no_more() -> None:
+    """Names of today's JAX and of none: nobody need know them for them to be left out."""
+    environ = {
+        **USER,
+        "LC_ALL": "C",
+        "LD_PRELOAD": "/usr/lib/libtcmalloc.so",
+        "TPU_LIBRARY_PATH": "mine/libtpu.so",
+        "ABSL_FLAGS": "--x",
+        "JAX_OPTIMIZATION_LEVEL": "O0",
+        "LIBTPU_NEW": "1",
+        "NVIDIA_TF32_OVERRIDE": "1",
+        "PYTHONOPTIMIZE": "2",
+        "PYTHONWARNINGS": "error",
+        "XLA_FLAGS_OF_TOMORROW": "1",
+        "http_proxy": "http://x",
+    }
+    assert chip_process.passed_on(environ) == {
+        **USER,
+        "LC_ALL": "C",
+        "LD_PRELOAD": "/usr/lib/libtcmalloc.so",
+        "TPU_LIBRARY_PATH": str(Path("mine/libtpu.so").absolute()),
+    }
+    names = ("JAX_OPTIMIZATION_LEVEL", "LIBTPU_NEW", "PYTHONOPTIMIZE", "XLA_FLAGS_OF_TOMORROW")
+    assert chip_process.dropped(environ) == names
+
+
+def test_pythons_own_modules_come_before_those_of_a_folder_that_comes_first(tmp_path: Path) -> None:
+    """Ray puts the folder that a command was typed in first."""
+    for name in ("pickle", "socket", "mine"):
+        (tmp_path / f"{name}.py").write_text("")
+    code = "import mine, pickle, socket; print([m.__file__ for m in (mine, pickle, socket)])"
+    done = subprocess.run(
+        chip_process.python(code, path=["", *sys.path]),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "No module named 'mine'" in done.stderr, "the empty place is the parent's folder, not the child's"
+    done = subprocess.run(
+        chip_process.python(code, path=[str(tmp_path), *sys.path]), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count(str(tmp_path)) == 1
 
 
 def test_everything_that_is_told_is_dropped() -> None:

@@ -1,7 +1,7 @@
-"""Faults from inside: with this folder on PYTHONPATH, a process does to itself what FAULTS says.
+"""Faults from inside: with a copy of this file on PYTHONPATH, a process does to itself what faults.json says.
 
-FAULTS is JSON: {role: {...}}, with the roles sweep (the command itself), worker (a compiling process) and
-owner (the process that holds the device). Of a role:
+That file lies beside it, and is {role: {...}}, with the roles sweep (the command itself), worker (a compiling
+process) and owner (the process that holds the device). No variable would reach the latter two. Of a role:
 
   places    folders; each operation on a file below one of them is a step
   steps     a file to write the steps to, one a line
@@ -12,8 +12,11 @@ owner (the process that holds the device). Of a role:
   garbage   bytes to write to both standard streams when it imports jax
   abort     true to abort after the garbage
   back      seconds by which the clock goes back when it imports jax
+  replayed  a store of verdicts: the worker answers at once with what the real compiler said before; a program
+            of which no verdict is kept is compiled
 
-Nothing of the product is changed: sys.addaudithook tells of file operations, and imports say how far it is.
+Nothing else of the product is changed: sys.addaudithook tells of file operations, and imports say how far it
+is.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 FILE_EVENTS = {
@@ -36,9 +40,9 @@ FILE_EVENTS = {
 
 def role() -> str:
     words = sys.orig_argv
-    if "autotune.tpu.session" in words:
+    if any("autotune.tpu.session" in word for word in words):
         return "owner"
-    if any("spawn_main" in word for word in words):
+    if any("autotune.workers import serve" in word for word in words):
         return "worker"
     return "sweep" if "sweep" in words else ""
 
@@ -117,9 +121,26 @@ def at_jax(what: dict[str, Any]) -> None:
     sys.addaudithook(watch)
 
 
-if FAULTS := os.environ.get("FAULTS"):
-    WHAT = json.loads(FAULTS).get(role())
-    if WHAT and "steps" in WHAT:
-        count_steps(WHAT)
-    if WHAT and WHAT.keys() & {"memory", "garbage", "abort", "back"}:
-        at_jax(WHAT)
+def replay(verdicts: str) -> None:
+    from autotune import workers
+    from autotune.kernel.problem import Program
+    from autotune.tpu.chips import Generation
+    from autotune.tpu.compiler import Compiled, compile_program
+
+    def known(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
+        from autotune.results import Tools
+        from autotune.store import Store
+
+        kept = Store(Path(verdicts)).get(generation.name, Tools.installed(), [program])
+        return kept.get(program) or compile_program(generation, program, dump_folder)
+
+    workers.compile_program = known
+
+
+WHAT = json.loads(Path(__file__).with_name("faults.json").read_text()).get(role(), {})
+if "steps" in WHAT:
+    count_steps(WHAT)
+if WHAT.keys() & {"memory", "garbage", "abort", "back"}:
+    at_jax(WHAT)
+if "replayed" in WHAT:
+    replay(WHAT["replayed"])
