@@ -14,6 +14,7 @@ from autotune import emit, presets, results, winners
 from autotune.errors import AutotuneError, UsageError
 from autotune.files import whole
 from autotune.scoreboard import COMMITTED_ROWS
+from autotune.tables import rules
 from autotune.tables.dialects import JAX
 from autotune.tables.load import committed_path
 from autotune.tables.source import render
@@ -25,20 +26,25 @@ if TYPE_CHECKING:
 
     from autotune.kernel.problem import TableKey
 
-PRESET = "published"
+PRESETS = ("published", "serving", "long")
+
+
+def keys() -> list[TableKey]:
+    """The keys of the committed tables, sorted."""
+    return sorted({key for preset in PRESETS for key in presets.keys(preset)})
 
 
 def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
-    """The committed table that a folder's rows make, and the keys of the preset for which nothing can win.
+    """The committed table that a folder's rows make, and the keys of the presets for which nothing can win.
 
     Raises:
       UsageError: the folder cannot be read or has no winner, the rows are of several settings, or of keys of
-        the preset some have no row at all: the sweep is not done.
+        the presets some have no row at all: the sweep is not done.
     """
     won = emit.read(folder, target=generation)
     lines = won.lines
     emit.require_known(lines, None, allow_modelled=True)
-    wanted = presets.keys(PRESET)
+    wanted = keys()
     frame = results.read(folder, winners.READ_COLUMNS)
     tried = set(winners.keys_of(frame[frame["target"] == generation]))
     missing = [key for key in wanted if key not in tried]
@@ -64,7 +70,9 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
     return {
         "source": every("source"),
         "keys": count,
-        "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for",
+        "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for, and the "
+        "same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
+        "lookup": rules.AUTOTUNE.name,
         "model": every("model"),
         "workloads": ", ".join(sorted(frame["workload"].unique())),
         **{name: value for name, value in settings.items() if value is not None},
