@@ -49,10 +49,10 @@ browser:  ## the browser in which the tests look at reports; root installs it, o
 	  chromium chromium-driver fonts-dejavu-core) > /dev/null || echo 'no browser could be installed' >&2
 
 screenshots: $(VENV)/installed-test browser  ## the pictures in docs/report, by the tests that look at reports
-	AUTOTUNE_SCREENSHOTS=docs/report $(BIN)/python -m pytest tests/test_report_browser.py -k 'pictures or failures'
+	AUTOTUNE_SCREENSHOTS=docs/report $(BIN)/python -m pytest tests/analysis/test_report_browser.py -k 'pictures or failures'
 
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
-	$(BIN)/python -m autotune.commands.reference > docs/cli.md
+	$(BIN)/python -m autotune.cli.reference > docs/cli.md
 
 tables: $(GENERATIONS:%=table-%)  ## the committed tables: half an hour a generation; goes on where it was stopped
 

@@ -10,16 +10,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune import emit, presets, results, winners
+from autotune import emit
 from autotune.errors import AutotuneError, UsageError
-from autotune.files import whole
-from autotune.scoreboard import COMMITTED_ROWS
-from autotune.tables import rules
+from autotune.io.files import whole
+from autotune.keys import presets
+from autotune.results import dataset, winners
+from autotune.results.scores import COMMITTED_ROWS
+from autotune.tables import lookups
 from autotune.tables.dialects import JAX
 from autotune.tables.load import committed_path
 from autotune.tables.source import render
 from autotune.tables.table import Table
-from autotune.tpu import chips
+from autotune.tpu import generations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +47,7 @@ def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
     lines = won.lines
     emit.require_known(lines, None, allow_modelled=True)
     wanted = keys()
-    frame = results.read(folder, winners.READ_COLUMNS)
+    frame = dataset.read(folder, winners.READ_COLUMNS)
     tried = set(winners.keys_of(frame[frame["target"] == generation]))
     missing = [key for key in wanted if key not in tried]
     if missing:
@@ -66,17 +68,17 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
     def every(column: str) -> str:
         return ", ".join(sorted(lines[column].dropna().unique())) or "none"
 
-    settings = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]
+    settings = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]
     return {
         "source": every("source"),
         "keys": count,
         "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for, and the "
         "same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
-        "lookup": rules.AUTOTUNE.name,
+        "lookup": lookups.AUTOTUNE.name,
         "model": every("model"),
         "workloads": ", ".join(sorted(frame["workload"].unique())),
         **{name: value for name, value in settings.items() if value is not None},
-        **{name: every(name) for name in results.TOOL_COLUMNS},
+        **{name: every(name) for name in dataset.TOOL_COLUMNS},
     }
 
 
@@ -85,9 +87,9 @@ def write_rows(folder: Path, generation: str, to: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    frame = results.read(folder)
-    rows = results.rows_of(frame[frame["target"] == generation])
-    table = pa.Table.from_pylist([{**row, "host": None} for row in rows], schema=results.schema())
+    frame = dataset.read(folder)
+    rows = dataset.rows_of(frame[frame["target"] == generation])
+    table = pa.Table.from_pylist([{**row, "host": None} for row in rows], schema=dataset.schema())
     with whole(to / "rows.parquet") as file:
         pq.write_table(table, file, compression="zstd", compression_level=19)
     return len(rows)
@@ -98,7 +100,7 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         print("usage: python -m autotune.commit FOLDER GENERATION", file=sys.stderr)
         return 2
-    folder, generation = Path(arguments[0]), chips.by_name(arguments[1]).name
+    folder, generation = Path(arguments[0]), generations.by_name(arguments[1]).name
     table, lost = table_of(folder, generation)
     title = (
         f"Block sizes of JAX's ragged paged attention kernel for TPU {generation}. "

@@ -8,20 +8,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autotune import gather, merge, results, unfinished, winners
 from autotune.errors import AutotuneError, UsageError
-from autotune.folders import Folder
-from autotune.incumbents import incumbents_of, uncompared
-from autotune.kernel import rpa
+from autotune.io.folders import Folder
+from autotune.io.terminal import counted, typed
+from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.merge import Merged, Tables, tables_of
-from autotune.tables import jax_module, load
+from autotune.results import dataset, maintenance, unfinished, winners
+from autotune.results.baselines import incumbents_of, uncompared
+from autotune.results.unfinished import Begun
+from autotune.tables import load, merge, render
 from autotune.tables import source as source_module
 from autotune.tables.dialects import JAX
+from autotune.tables.merge import Merged, Tables, tables_of
 from autotune.tables.table import Table
-from autotune.terminal import counted, typed
-from autotune.tpu.chips import GENERATIONS, MIB
-from autotune.unfinished import Begun
+from autotune.tpu.generations import GENERATIONS, MIB
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +76,7 @@ class Winners:
         """Where the values of the base come from."""
         if self.base is None:
             return "nowhere"
-        return results.MODELLED if self.base.modelled else str(self.base.provenance.get("source", "unknown"))
+        return dataset.MODELLED if self.base.modelled else str(self.base.provenance.get("source", "unknown"))
 
     def sources(self) -> dict[tuple[str, TableKey], str]:
         """Where the value of each generation's key comes from."""
@@ -113,8 +113,8 @@ def read(
       UsageError: the folder cannot be read or holds no row; the base is of another dialect.
       AutotuneError: no candidate is ok.
     """
-    frame = results.read(folder, [*winners.READ_COLUMNS, "host"])
-    if interpreted := int((frame["source"] == results.INTERPRETED).sum()):
+    frame = dataset.read(folder, [*winners.READ_COLUMNS, "host"])
+    if interpreted := int((frame["source"] == dataset.INTERPRETED).sum()):
         raise UsageError(
             f"results folder {str(folder)!r} holds {interpreted} interpreted rows, which show that the "
             "kernel is right, not how fast it is: no table is made of such a folder; sweep into another one, "
@@ -125,7 +125,7 @@ def read(
     if target is not None:
         frame = frame[frame["target"] == target].reset_index(drop=True)
     if frame.empty:
-        raise UsageError(gather.nothing([folder], target, held))
+        raise UsageError(maintenance.nothing([folder], target, held))
     scored = winners.scores(frame)
     if scored.empty:
         of = f" for {target}" if target else ""
@@ -172,7 +172,7 @@ def emit(
     sources = Counter[str]()
     for (_, source), count in sorted(held.items()):
         sources[source] += count
-    source = results.MODELLED if results.MODELLED in sources else ", ".join(sorted(sources))
+    source = dataset.MODELLED if dataset.MODELLED in sources else ", ".join(sorted(sources))
     provenance = _provenance(won, held, source)
     stated = {"source": source, **{f"note_{i}": line for i, line in enumerate(provenance, 1)}}
     if names == "jax":
@@ -181,21 +181,21 @@ def emit(
             stated[source_module.LOOKUP] = rule.name
         table = Table(dialect=JAX, devices=devices, provenance=stated)
         return Emitted(source_module.render(table, _ROWS_TITLE), len(table), sources)
-    limit = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
-    text = jax_module.render(won.tables, source, provenance, limit)
+    limit = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
+    text = render.render(won.tables, source, provenance, limit)
     return Emitted(text, held.total(), sources)
 
 
 def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:
     """Refuse what no table may hold."""
     sources = set(lines["source"])
-    if results.INTERPRETED in sources:
+    if dataset.INTERPRETED in sources:
         raise UsageError(
             "some winners come from interpreted rows, which show that the kernel is right, not how fast "
             "it is: sweep on a TPU, or for a --target without one"
         )
-    if results.MODELLED in sources and not allow_modelled:
-        count = int((lines["source"] == results.MODELLED).sum())
+    if dataset.MODELLED in sources and not allow_modelled:
+        count = int((lines["source"] == dataset.MODELLED).sum())
         raise UsageError(
             f"{count} of {len(lines)} winners are modelled, from the compiler's schedule and not timed on a "
             "TPU: add --allow-modelled to emit them, and the table will say so"
@@ -205,9 +205,9 @@ def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool)
             f"the values of --base {base.origin} are modelled: add --allow-modelled to keep them, and the "
             "table will say so"
         )
-    settings = lines[results.SETTING_COLUMNS].drop_duplicates()
+    settings = lines[dataset.SETTING_COLUMNS].drop_duplicates()
     if len(settings) > 1:
-        kinds = "; ".join(settings_text(row) for row in results.rows_of(settings))
+        kinds = "; ".join(settings_text(row) for row in dataset.rows_of(settings))
         raise UsageError(
             f"the rows hold {len(settings)} settings of the kernel's static arguments ({kinds}), and a table "
             "holds one: keep each in a results folder of its own"
@@ -223,7 +223,7 @@ def _under_jaxs_names(won: Winners) -> tuple[dict[str, dict[TableKey, BlockSizes
     owners: dict[str, str] = {}
     tuned = set(won.lines["target"])
     for generation in sorted(tuned):
-        name = rpa.jax_device_name(GENERATIONS[generation].device_kinds[0])
+        name = call.jax_device_name(GENERATIONS[generation].device_kinds[0])
         if name in owners:
             raise UsageError(
                 f"{owners[name]} and {generation} are both {name!r} in JAX's table: choose one with --target"
@@ -243,18 +243,18 @@ def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> li
     held: how many values the table holds, by name of the device and source.
     """
     lines = won.lines
-    settings = results.rows_of(lines[results.SETTING_COLUMNS].head(1))[0]
+    settings = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]
     text = []
-    modelled = sum(count for (_, of), count in held.items() if of == results.MODELLED)
+    modelled = sum(count for (_, of), count in held.items() if of == dataset.MODELLED)
     if modelled:
         models = ", ".join(sorted(lines["model"].dropna().unique())) or "that of the table merged into"
         text += [
             f"MODELLED: {modelled} of {held.total()} values come from the compiler's schedule and a cost",
             f"model ({models}). They were not timed on a TPU.",
         ]
-    elif source == results.MEASURED:
+    elif source == dataset.MEASURED:
         text.append("MEASURED: every value was timed on a TPU.")
-    timed = lines[lines["source"] == results.MEASURED]
+    timed = lines[lines["source"] == dataset.MEASURED]
     if len(timed):
         hosts = sorted({host for names in timed.get("hosts", ()) for host in names})
         text += textwrap.wrap(f"timed on: {', '.join(hosts) or 'hosts that the rows do not name'}", 96)

@@ -15,28 +15,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from autotune import chip_jobs, results, shard, space
-from autotune.calibrate import current
-from autotune.chip_jobs import ChipJobs
-from autotune.cost import Calibration, latency_seconds
-from autotune.devices import Devices, Timing
+from autotune.compile.cache import Store
+from autotune.compile.local_pool import CompilePool
+from autotune.compile.pool import Pool, StartPool, Task
+from autotune.compile.schedules import Schedules
 from autotune.errors import MachineError
-from autotune.folders import Folder
+from autotune.io.folders import Folder
+from autotune.io.terminal import counted
 from autotune.kernel.problem import BlockSizes, Program, TableKey
-from autotune.known import Known
-from autotune.measure import Executables, Job, Result, drained
-from autotune.outbox import Outbox
-from autotune.plan import Plan, Planner, Request, Trial
-from autotune.pool import Pool, StartPool, Task
-from autotune.schedules import Schedules
-from autotune.search import Contenders, Exhaustive, Outlook, Search
-from autotune.shard import Shard
-from autotune.store import Store
-from autotune.terminal import counted
-from autotune.tpu.chips import Generation
+from autotune.model.calibrate import current
+from autotune.model.cost import Calibration, latency_seconds
+from autotune.results import dataset
+from autotune.results.spool import Outbox
+from autotune.search import shard, space
+from autotune.search.plan import Plan, Planner, Request, Trial
+from autotune.search.shard import Shard
+from autotune.search.strategy import Contenders, Exhaustive, Outlook, Search
+from autotune.timing import chip_jobs
+from autotune.timing.chip_jobs import ChipJobs
+from autotune.timing.devices import Devices, Timing
+from autotune.timing.history import Known
+from autotune.timing.key_timing import Executables, Job, Result, drained
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Executable
-from autotune.workers import CompilePool
+from autotune.tpu.generations import Generation
 
 
 @dataclasses.dataclass
@@ -85,8 +87,8 @@ def prepare(request: Request, folder: Folder, store: Store | None, part: Shard |
 
     store: verdicts of earlier sweeps. part: only the programs of this shard.
     """
-    frame = results.read(folder) if results.names(folder) or folder.is_dir() else None
-    tools = results.Tools.installed()
+    frame = dataset.read(folder) if dataset.names(folder) or folder.is_dir() else None
+    tools = dataset.Tools.installed()
 
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
@@ -101,7 +103,7 @@ def require_compiler() -> None:
 
     A jax that does not fit need not stop a sweep: it could fill it with rows of failures.
     """
-    from autotune import installed
+    from autotune.io import installed
 
     why = installed.too_old()
     if why is None and installed.libtpu_file() is None:
@@ -149,9 +151,9 @@ class _Recorder:
         self._outbox = outbox
         self._progress = progress
         self._timing = timing
-        self._tools = results.Tools.installed()
+        self._tools = dataset.Tools.installed()
         self._calibration = current(request.generation)
-        source = timing.source if timing else results.MODELLED
+        source = timing.source if timing else dataset.MODELLED
         self.known = Known(request, source, self._tools, self._calibration.version)
         self.summary = Summary()
         self._rows: list[dict[str, Any]] = []
@@ -298,7 +300,7 @@ def sweep(
       UsageError: the folder cannot be written.
     """
     plan, search = prepared or prepare(request, folder, store)
-    results.remove_abandoned(folder)
+    dataset.remove_abandoned(folder)
     with Outbox(folder, plan.replaced) as outbox:
         recorder = _Recorder(request, outbox, progress, devices.timing if devices else None)
         summary = recorder.summary
@@ -313,7 +315,7 @@ def sweep(
                 chips, events = None, queue.SimpleQueue[NamedTuple]()
                 if devices:
                     if folder.is_dir():
-                        recorder.known.read(results.read(folder))
+                        recorder.known.read(dataset.read(folder))
                     chips = ChipJobs(
                         request,
                         plan,
@@ -389,7 +391,7 @@ def model_rows(
     generation: Generation,
     trial: Trial,
     verdict: Compiled,
-    tools: results.Tools,
+    tools: dataset.Tools,
     calibration: Calibration,
 ) -> Iterator[dict[str, Any]]:
     """The modelled rows of one candidate of one key, a row a workload."""
@@ -405,14 +407,14 @@ def model_rows(
             latency_us = 1e6 * latency_seconds(
                 generation, trial.problem, blocks, batch, compiled.cycles, calibration
             )
-        yield results.row(
+        yield dataset.row(
             target=generation.name,
             device_kind=generation.device_kinds[0],
             key=trial.key,
             problem=trial.problem,
             program=trial.program,
             workload=batch,
-            source=results.MODELLED,
+            source=dataset.MODELLED,
             model=calibration.version,
             status=verdict.status,
             tools=tools,
@@ -432,12 +434,12 @@ def timed_row(
     timing: Timing,
     job: Job,
     result: Result,
-    tools: results.Tools,
+    tools: dataset.Tools,
     program: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The row of one candidate of a key on one workload. program: the columns that its schedule fills."""
     found = result.found
-    return results.row(
+    return dataset.row(
         target=request.generation.name,
         device_kind=timing.device_kind,
         key=job.key,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from autotune.cost import CALIBRATION
 from autotune.kernel.problem import TableKey
 from autotune.kernel.workload import Sequence, Workload
+from autotune.model.cost import CALIBRATION
 from bench import cycles, fidelity
 from bench.fidelity import FITTING, HELD_OUT, Ranked
 

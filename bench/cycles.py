@@ -18,16 +18,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from autotune.files import whole
+from autotune.compile.local_pool import CompilePool
+from autotune.compile.pool import Task
+from autotune.io.files import whole
+from autotune.kernel.jax_rpa.call import published_table
+from autotune.kernel.jax_rpa.tiling import is_canonical
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
-from autotune.kernel.rpa import published_table
-from autotune.kernel.tiling import is_canonical
-from autotune.pool import Task
-from autotune.results import Tools
-from autotune.space import expected_compile_seconds
-from autotune.tpu import chips
-from autotune.tpu.chips import MIB
-from autotune.workers import CompilePool
+from autotune.results.dataset import Tools
+from autotune.search.space import expected_compile_seconds
+from autotune.tpu import generations
+from autotune.tpu.generations import MIB
 
 DATA = Path(__file__).parent / "data"
 PAGES, QUERIES = (4, 8, 16), (32, 64, 128, 256)
@@ -84,7 +84,7 @@ def program_of(line: tuple[object, ...]) -> Program:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--target", choices=list(chips.GENERATIONS), required=True)
+    parser.add_argument("--target", choices=list(generations.GENERATIONS), required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=3600.0)
     parser.add_argument("--reachable", action="store_true", help="only the programs of reachable keys")

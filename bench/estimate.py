@@ -16,14 +16,16 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from autotune import presets, results, sweep
-from autotune.calibrate import current
-from autotune.eta import START_SECONDS, seconds_left, seconds_of
+from autotune import sweep
+from autotune.cli.eta import START_SECONDS, seconds_left, seconds_of
 from autotune.kernel.problem import Settings
-from autotune.plan import Planner, Request, known
-from autotune.scoreboard import COMMITTED_ROWS
-from autotune.space import expected_compile_seconds
-from autotune.tpu import chips
+from autotune.keys import presets
+from autotune.model.calibrate import current
+from autotune.results import dataset
+from autotune.results.scores import COMMITTED_ROWS
+from autotune.search.plan import Planner, Request, known
+from autotune.search.space import expected_compile_seconds
+from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
 
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
@@ -38,10 +40,10 @@ class Moment(NamedTuple):
 
 def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
     """The target, the programs, and the moments at which a verdict came."""
-    frame = results.read(folder)
-    first = results.rows_of(frame.head(1))[0]
-    generation = chips.by_name(first["target"])
-    tools = results.Tools(*(first[name] for name in results.TOOL_COLUMNS))
+    frame = dataset.read(folder)
+    first = dataset.rows_of(frame.head(1))[0]
+    generation = generations.by_name(first["target"])
+    tools = dataset.Tools(*(first[name] for name in dataset.TOOL_COLUMNS))
     request = Request(
         generation=generation,
         keys=presets.keys("published"),
@@ -75,7 +77,7 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    folders = arguments.folders or [COMMITTED_ROWS / name for name in chips.GENERATIONS]
+    folders = arguments.folders or [COMMITTED_ROWS / name for name in generations.GENERATIONS]
     print("estimate of the whole / the whole, after a share of it")
     print(f"{'':5} programs  seconds " + "".join(f"{share:8.0%}" for share in SHARES))
     errors: list[list[float]] = []

@@ -17,7 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from autotune import presets, scoreboard
+from autotune.keys import presets
+from autotune.results import scores
 
 
 def sweep(*arguments: str) -> None:
@@ -43,8 +44,8 @@ def main() -> None:
     sweep(*target, "--preset", "published", "--out", str(arguments.out / "contenders"))
     sweep(*target, "--keys", str(file), "--exhaustive", "--out", str(arguments.out / "exhaustive"))
 
-    ours = scoreboard.read([arguments.out / "contenders"])
-    full = scoreboard.read([arguments.out / "exhaustive"])
+    ours = scores.read([arguments.out / "contenders"])
+    full = scores.read([arguments.out / "exhaustive"])
     costs = {}
     for key in sample:
         chosen, best = ours.best(arguments.target, key), full.best(arguments.target, key)

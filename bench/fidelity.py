@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.cost import CALIBRATION, Calibration, Terms, seconds, stack, terms
+from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.kernel.rpa import published_table
 from autotune.kernel.workload import Sequence, Workload
-from autotune.tpu import chips
+from autotune.model.cost import CALIBRATION, Calibration, Terms, seconds, stack, terms
+from autotune.tpu import generations
 from bench import cycles
 
 SPLIT_SEED = 0  # chosen before any result was looked at; never to be changed
@@ -66,7 +66,7 @@ def load(
     table: str, target: str, batch: Callable[[TableKey], Workload] = timed_batch
 ) -> tuple[list[Key], int]:
     """The keys of a published table with more than one candidate, and how many lack a program's cycles."""
-    generation = chips.by_name(target)
+    generation = generations.by_name(target)
     frame = cycles.read(target)
     known = {
         tuple(line[:-2]): tuple(int(c) for c in line[-1]) if line[-2] == "ok" else None

@@ -19,10 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from autotune import presets, results, space, winners
-from autotune.incumbents import incumbent
 from autotune.kernel.problem import NO_SETTINGS, Program, TableKey
-from autotune.tpu import chips
+from autotune.keys import presets
+from autotune.results import dataset, winners
+from autotune.results.baselines import incumbent
+from autotune.search import space
+from autotune.tpu import generations
 
 # Heads and page size of a model on eight and on four chips.
 MODELS = {"70B": ((8, 1, 128), (16, 2, 128)), "8B": ((4, 1, 64), (8, 2, 128))}
@@ -111,17 +113,17 @@ def ours(keys: list[TableKey], folder: Path) -> tuple[float, int, list[tuple[int
         check=True,
     )
     seconds = time.perf_counter() - start
-    frame = results.read(folder / "r")
+    frame = dataset.read(folder / "r")
     lines = winners.choose(winners.scores(frame))
     best = dict(zip(winners.keys_of(lines), winners.blocks_of(lines), strict=True))
-    layout = [*results.KEY_COLUMNS[:6], *results.BLOCK_COLUMNS]
+    layout = [*dataset.KEY_COLUMNS[:6], *dataset.BLOCK_COLUMNS]
     compiles = frame.drop_duplicates(layout)["compile_seconds"].notna().sum()
     return seconds, int(compiles), [tuple(best[key]) for key in keys]
 
 
 def expected_seconds(keys: list[TableKey]) -> float:
     """Compile seconds of every candidate of every key, none shared, by `expected_compile_seconds`."""
-    generation = chips.by_name(TARGET)
+    generation = generations.by_name(TARGET)
     total = 0.0
     for key in keys:
         problem = key.canonical_problem()

@@ -12,7 +12,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator
 
-from autotune.cost import Calibration
+from autotune.model.cost import Calibration
 
 if TYPE_CHECKING:
     from bench.fidelity import Ranked

@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from autotune import diff
+from autotune.analysis import diff
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.tables import load
 from autotune.tables.dialects import DIALECTS, INFERENCE, JAX, SGLANG, Dialect

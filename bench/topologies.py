@@ -18,18 +18,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
-from autotune.kernel.rpa import (
+from autotune.kernel.jax_rpa.call import (
     abstract_arguments,
     compile_problem,
     compile_total_pages,
     kernel_call,
     published_table,
 )
-from autotune.space import expected_compile_seconds, scratch_overflow
-from autotune.tpu import chips
-from autotune.tpu.chips import MIB
+from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
+from autotune.search.space import expected_compile_seconds, scratch_overflow
+from autotune.tpu import generations
 from autotune.tpu.compiler import KERNEL_NAME, Compiled, clear, failed, take_environment
+from autotune.tpu.generations import MIB
 from autotune.tpu.schedule import read_schedule
 
 _ONE = {"chips_per_host_bounds": (1, 1, 1)}
@@ -54,7 +54,7 @@ MOST_SECONDS = 3.0  # expected of one compile
 SAME, BUT_DEPTH_0 = "same", "but for depth 0"
 
 
-def programs(generation: chips.Generation, number: int, seed: int) -> list[Program]:
+def programs(generation: generations.Generation, number: int, seed: int) -> list[Program]:
     """A random sample of small programs of published layouts, which all fit and compile in seconds."""
     layouts = {
         Layout(
@@ -80,7 +80,7 @@ def programs(generation: chips.Generation, number: int, seed: int) -> list[Progr
     return random.Random(seed).sample(found, number)
 
 
-def _suits(generation: chips.Generation, program: Program) -> bool:
+def _suits(generation: generations.Generation, program: Program) -> bool:
     return expected_compile_seconds(program) <= MOST_SECONDS and not scratch_overflow(
         generation, program, named=False
     )
@@ -118,7 +118,7 @@ def verdict_on(verdicts: list[Compiled]) -> str:
     return BUT_DEPTH_0 if len(rest) == 1 else "differs"
 
 
-def table(generation: chips.Generation, number: int, seed: int) -> None:
+def table(generation: generations.Generation, number: int, seed: int) -> None:
     """Print one generation's table."""
     from jax.experimental import topologies
 
@@ -142,19 +142,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--programs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", choices=list(chips.GENERATIONS), help="this generation only")
+    parser.add_argument("--target", choices=list(generations.GENERATIONS), help="this generation only")
     arguments = parser.parse_args()
     if arguments.target:
-        table(chips.by_name(arguments.target), arguments.programs, arguments.seed)
+        table(generations.by_name(arguments.target), arguments.programs, arguments.seed)
         return
     said = ""
-    for name in chips.GENERATIONS:
+    for name in generations.GENERATIONS:
         command = [sys.executable, "-m", "bench.topologies", "--target", name]
         command += ["--programs", str(arguments.programs), "--seed", str(arguments.seed)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         print(done.stdout, end="", flush=True)
         said += done.stdout
-    total = arguments.programs * len(chips.GENERATIONS)
+    total = arguments.programs * len(generations.GENERATIONS)
     same, but_depth_0 = said.count(f"| {SAME} |"), said.count(f"| {BUT_DEPTH_0} |")
     print(f"\n{same} of {total} programs are the same, {but_depth_0} more {BUT_DEPTH_0}")
 

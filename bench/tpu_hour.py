@@ -33,10 +33,7 @@ from typing import Any, NamedTuple
 
 import pebble
 
-from autotune import presets, results
-from autotune.calibrate import current
-from autotune.chip_jobs import LEAST_JOBS_AHEAD, WORKERS_PER_JOB_AHEAD
-from autotune.kernel import inputs
+from autotune.kernel.jax_rpa import inputs
 from autotune.kernel.problem import (
     DTYPE_BITS,
     NO_SETTINGS,
@@ -48,20 +45,24 @@ from autotune.kernel.problem import (
     TableKey,
 )
 from autotune.kernel.workload import GENERATORS, Workload, generate, place
-from autotune.known import Known
-from autotune.measure import Executables, Job, KeyTiming
-from autotune.plan import Planner, Request
-from autotune.plan import known as verdicts_of
-from autotune.shortlist import Shortlist
-from autotune.slot import Slot
-from autotune.space import expected_compile_seconds
-from autotune.tpu import chips
+from autotune.keys import presets
+from autotune.model.calibrate import current
+from autotune.results import dataset
+from autotune.search.plan import Planner, Request
+from autotune.search.plan import known as verdicts_of
+from autotune.search.space import expected_compile_seconds
+from autotune.timing.chip_jobs import LEAST_JOBS_AHEAD, WORKERS_PER_JOB_AHEAD
+from autotune.timing.device_worker import Timed, Turn
+from autotune.timing.history import Known
+from autotune.timing.key_timing import Executables, Job, KeyTiming
+from autotune.timing.shortlist import Shortlist
+from autotune.timing.slot import Slot
+from autotune.timing.statistics import StoppingRule
+from autotune.timing.timer import MARKS, mark_name
+from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled, take_environment, target_device
 from autotune.tpu.executable import Executable
-from autotune.tpu.session import Timed, Turn
-from autotune.tpu.statistics import StoppingRule
-from autotune.tpu.timer import MARKS, mark_name
-from tests.scripted import Script, ScriptedDevice
+from tests.timing.scripted import Script, ScriptedDevice
 
 ROWS = Path(__file__).resolve().parent.parent / "autotune" / "tables" / "rows"
 CORES_PER_CHIP = 44  # vCPUs of a host with one v6e chip, ct6e-standard-1t; with four 180
@@ -134,18 +135,18 @@ class Preset:
 
 def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
     """The published keys, or some of them, from the rows that are committed with a generation's table."""
-    frame = results.read(ROWS / target)
-    row = results.rows_of(frame.head(1))[0]
-    settings = {name: row[name] for name in results.SETTING_COLUMNS}
-    tools = results.Tools(**{name: row[name] for name in results.TOOL_COLUMNS})
-    generation = chips.by_name(target)
+    frame = dataset.read(ROWS / target)
+    row = dataset.rows_of(frame.head(1))[0]
+    settings = {name: row[name] for name in dataset.SETTING_COLUMNS}
+    tools = dataset.Tools(**{name: row[name] for name in dataset.TOOL_COLUMNS})
+    generation = generations.by_name(target)
     request = Request(
         generation=generation,
         keys=tuple(keys or presets.keys("published")),
         settings=Settings(**settings),
     )
     model = current(generation).version
-    known = Known(request, results.MEASURED, tools, model)
+    known = Known(request, dataset.MEASURED, tools, model)
     known.read(frame)
     plan = Planner(request, frame, tools, model).plan()
     seconds = {p: v.seconds for p, v in verdicts_of(request, frame, tools).items() if v.seconds}
@@ -273,7 +274,7 @@ def pool_seconds(target: str, problem: Problem) -> float:
 
 def mark_seconds(target: str, section: int) -> float:
     """CPU seconds of compiling one mark."""
-    from autotune.kernel.rpa import named
+    from autotune.kernel.jax_rpa.call import named
 
     return cpu_seconds(target, named(lambda x: x + 1, mark_name(section)), (), "float32")
 
@@ -298,7 +299,7 @@ def warm(target: str) -> Any:
     import jax
     from jax.sharding import SingleDeviceSharding
 
-    device = target_device(chips.by_name(target))
+    device = target_device(generations.by_name(target))
     scalar = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
     with jax.default_device(device):
         jax.jit(lambda x: x - 1).trace(scalar).lower().compile()

@@ -13,9 +13,9 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import minimize
 
-from autotune.cost import CALIBRATION, Calibration, seconds
 from autotune.kernel.problem import TableKey
 from autotune.kernel.workload import Sequence, Workload, generate
+from autotune.model.cost import CALIBRATION, Calibration, seconds
 from bench import fidelity
 from bench.fidelity import Ranked
 

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autotune.compile.pool import Task
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
-from autotune.pool import Task
 from autotune.tpu.compiler import environment
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
@@ -226,4 +226,6 @@ def descendants(of: int | None = None) -> dict[int, str]:
 
 def compiling(of: int | None = None) -> set[int]:
     """The processes of this test run, or of one in it, that compile, be it here or on a node of Ray's."""
-    return {pid for pid, words in descendants(of).items() if "autotune.workers import serve" in words}
+    return {
+        pid for pid, words in descendants(of).items() if "autotune.compile.local_pool import serve" in words
+    }

@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from autotune import check, commit, explain, explain_formats, results, scoreboard, tables, winners
+from autotune import commit, tables
+from autotune.analysis import check, explain
+from autotune.cli.render import explain as explain_formats
+from autotune.compile.batch import compile_all
 from autotune.errors import UsageError
 from autotune.kernel.problem import Problem, Settings
-from autotune.space import expected_compile_seconds
+from autotune.results import dataset, scores, winners
+from autotune.search.space import expected_compile_seconds
 from autotune.tables import load, source
-from autotune.tpu.chips import GENERATIONS
-from autotune.verdicts import compile_all
-from tests.test_results import make_row
+from autotune.tpu.generations import GENERATIONS
+from tests.results.test_dataset import make_row
 
 LIMIT = Settings(vmem_limit_bytes=100 << 20)
 
@@ -25,7 +28,7 @@ def swept(tmp_path: Path) -> Path:
     keys = commit.keys()
     rows = [make_row(1, 32, key=keys[0], status="vmem_oom", settings=LIMIT)]
     rows += [make_row(1, 32, key=key, latency_us=5.0, settings=LIMIT) for key in keys[1:]]
-    results.append(tmp_path / "swept", rows)
+    dataset.append(tmp_path / "swept", rows)
     return tmp_path / "swept"
 
 
@@ -46,7 +49,7 @@ def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
     with pytest.raises(UsageError, match="no rows for v5e, but for v6e"):
         commit.table_of(swept, "v5e")
     few = swept.parent / "few"
-    results.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])
+    dataset.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])
     with pytest.raises(UsageError, match=r"254\d of 2544 keys have no row for v6e .* the sweep is not done"):
         commit.table_of(few, "v6e")
 
@@ -54,9 +57,9 @@ def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
 def test_committed_rows_are_one_file_without_a_host(swept: Path, tmp_path: Path) -> None:
     assert commit.write_rows(swept, "v6e", tmp_path / "rows") == len(commit.keys())
     [path] = (tmp_path / "rows").iterdir()
-    again = results.read(tmp_path / "rows")
+    again = dataset.read(tmp_path / "rows")
     assert again["host"].isna().all()
-    first, second = (winners.scores(frame).drop(columns="time") for frame in (results.read(swept), again))
+    first, second = (winners.scores(frame).drop(columns="time") for frame in (dataset.read(swept), again))
     assert first.equals(second)
     commit.write_rows(tmp_path / "rows", "v6e", tmp_path / "twice")
     assert (tmp_path / "twice" / path.name).read_bytes() == path.read_bytes()
@@ -67,7 +70,7 @@ def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generati
     table = load(generation)
     wanted = commit.keys()
     rows = table.rows_of(generation)
-    board = scoreboard.committed([generation])
+    board = scores.committed([generation])
     assert board is not None
     lost = [key for key in wanted if key not in rows]
     assert all(board.best(generation, key) is None for key in lost)
@@ -145,7 +148,7 @@ def test_real_models_are_explained_against_the_committed_table(heads: tuple[int,
         pages_per_seq=16,
     )
     found = explain.explain(
-        problem, GENERATIONS["v6e"], [load("jax"), load("v6e")], board=scoreboard.committed(["v6e"])
+        problem, GENERATIONS["v6e"], [load("jax"), load("v6e")], board=scores.committed(["v6e"])
     )
     assert [said.answer.origin for said in found.said if said.answer][1] in ("exact", "nearest")
     assert found.said[1].table.modelled

@@ -4,14 +4,15 @@ import re
 import subprocess
 import sys
 
-from autotune import __version__, results
+from autotune import __version__
+from autotune.results import dataset
 from tests.conftest import ROOT
 
 
 def test_cli_page_is_what_the_commands_say() -> None:
     # In a process of its own: click keeps the help option of a command that was called before.
     done = subprocess.run(
-        [sys.executable, "-m", "autotune.commands.reference"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "autotune.cli.reference"], capture_output=True, text=True, check=True
     )
     assert (ROOT / "docs" / "cli.md").read_text() == done.stdout, "stale: type `make docs`"
 
@@ -19,8 +20,8 @@ def test_cli_page_is_what_the_commands_say() -> None:
 def test_results_page_lists_every_column() -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
-    assert tuple((n, kind.strip(), meaning.strip()) for n, kind, meaning in rows) == results.COLUMNS
-    assert f"schema_version is {results.SCHEMA_VERSION}" in page
+    assert tuple((n, kind.strip(), meaning.strip()) for n, kind, meaning in rows) == dataset.COLUMNS
+    assert f"schema_version is {dataset.SCHEMA_VERSION}" in page
 
 
 def test_changelog_has_this_version() -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import click
 import pytest
 
-from autotune.cli import COMMANDS, cli
+from autotune.cli.main import COMMANDS, cli
 from tests.conftest import ROOT, user_environment
 
 PAGES = ("README.md", "docs/recipes.md")
@@ -154,7 +154,7 @@ def follow(block: Block, shell: Shell) -> None:
             shell.run(f"{substituted(command)} || test $? = {code}")
         elif needs_tpu(command):
             assert "no TPU is attached" in shell.run(substituted(command), 3)
-            if "sweep" in command:  # tests/test_confirm.py runs the other one without a TPU
+            if "sweep" in command:  # tests/analysis/test_confirm.py runs the other one without a TPU
                 shell.run(f"{substituted(command)} --target v6e")
         else:
             shell.run(substituted(command), code)

@@ -11,15 +11,16 @@ from types import ModuleType
 
 import pytest
 
-from autotune import emit, results, tables, winners
+from autotune import emit, tables
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel.problem import BlockSizes, Settings, TableKey
-from autotune.tables import jax_module
+from autotune.results import dataset, winners
+from autotune.tables import render
 from autotune.tables.source import read_text
-from autotune.tpu.chips import GENERATIONS
 from autotune.tpu.compiler import environment
+from autotune.tpu.generations import GENERATIONS
 from tests.conftest import ROOT
-from tests.test_results import KEY, make_row
+from tests.results.test_dataset import KEY, make_row
 
 OTHER = KEY._replace(max_model_len=4096)
 
@@ -48,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         for p in (4, 8)
         for q in (32, 64)
     ]
-    results.append(tmp_path / "rows", rows)
+    dataset.append(tmp_path / "rows", rows)
     return tmp_path / "rows"
 
 
@@ -62,31 +63,31 @@ def test_modelled_rows_need_leave_and_then_the_module_says_so(folder: Path, tmp_
 
 
 def test_measured_rows_need_no_leave(tmp_path: Path) -> None:
-    results.append(tmp_path / "r", [make_row(latency_us=1.0, source="measured")])
+    dataset.append(tmp_path / "r", [make_row(latency_us=1.0, source="measured")])
     module = load(emitted(tmp_path / "r", allow_modelled=False), tmp_path)
     assert (module.SOURCE, module.MODELLED) == ("measured", False)
 
 
 def test_interpreted_rows_are_always_refused(tmp_path: Path) -> None:
-    results.append(tmp_path / "r", [make_row(latency_us=1.0, source="interpreted")])
+    dataset.append(tmp_path / "r", [make_row(latency_us=1.0, source="interpreted")])
     with pytest.raises(UsageError, match="interpreted rows"):
         emitted(tmp_path / "r")
 
 
 def test_the_same_rows_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    for row in reversed(results.rows_of(results.read(folder))):
-        results.append(tmp_path / "again", [row])
+    for row in reversed(dataset.rows_of(dataset.read(folder))):
+        dataset.append(tmp_path / "again", [row])
     assert emitted(folder) == emitted(tmp_path / "again")
 
 
 def test_one_table_holds_one_setting(folder: Path) -> None:
-    results.append(folder, [make_row(latency_us=1.0, settings=Settings(vmem_limit_bytes=100 << 20))])
+    dataset.append(folder, [make_row(latency_us=1.0, settings=Settings(vmem_limit_bytes=100 << 20))])
     with pytest.raises(UsageError, match=r"2 settings .*100 MiB"):
         emitted(folder)
 
 
 def test_no_ok_row_is_said(tmp_path: Path) -> None:
-    results.append(tmp_path, [make_row(status="timeout", error="slow")])
+    dataset.append(tmp_path, [make_row(status="timeout", error="slow")])
     with pytest.raises(AutotuneError, match="1 row and no candidate that is ok") as said:
         emit.winning_lines(tmp_path)
     assert said.value.exit_code == 1
@@ -108,7 +109,7 @@ def test_the_table_is_sorted_literal_python(folder: Path) -> None:
 
 def test_a_hostile_name_cannot_leave_the_docstring(tmp_path: Path) -> None:
     row = make_row(latency_us=1.0, model='"""\nimport os; os.abort()\n\\')
-    results.append(tmp_path, [row])
+    dataset.append(tmp_path, [row])
     tree = ast.parse(emitted(tmp_path))
     imported = [a.name for node in tree.body if isinstance(node, ast.Import) for a in node.names]
     assert imported == ["functools", "logging", "jax", "jax.numpy"]
@@ -144,7 +145,7 @@ def test_every_generation_is_told_from_the_others(
         module._first_device_kind.cache_clear()
         monkeypatch.setattr("jax.devices", lambda kind=kind: [Device(kind)])
         assert module.get_tpu_version() == GENERATIONS[name].version
-        assert module.get_device_name() == jax_module.device_name(name)
+        assert module.get_device_name() == render.device_name(name)
         listed = name in ("v4", "v5e", "v6e")
         default = (32, 32) if name == "v4" else (16, 32)
         assert module.get_tuned_block_sizes(**CALL) == ((8, 64) if listed else (min(16, default[0]), 32))
@@ -192,7 +193,7 @@ def test_names_defaults_and_clamping_are_those_of_the_installed_jax(
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes as theirs
 
     table = {TableKey(*k): BlockSizes(*v) for k, v in theirs.TUNED_BLOCK_SIZES["TPU v6"].items()}
-    ours = load(jax_module.render({"v6e": table}, "measured", ["x"]), tmp_path)
+    ours = load(render.render({"v6e": table}, "measured", ["x"]), tmp_path)
     public = {n for n in vars(theirs) if not n.startswith("_") and n not in ("re", "jax", "jnp")}
     assert public <= set(vars(ours))
     monkeypatch.setattr("jax.devices", lambda: [Device("TPU v6 lite")])
@@ -261,7 +262,7 @@ def test_jaxs_kernel_compiled_for_v6e_picks_the_emitted_pair(folder: Path, tmp_p
 
 
 def test_winners_of_v5e_and_v5p_are_kept_apart(tmp_path: Path) -> None:
-    results.append(
+    dataset.append(
         tmp_path, [make_row(4, target="v5e", latency_us=1.0), make_row(16, target="v5p", latency_us=1.0)]
     )
     lines = emit.winning_lines(tmp_path)
@@ -300,16 +301,16 @@ def test_tables_of_other_kernels_are_not_written(
 def test_the_header_names_the_hosts_whose_timings_it_rests_on(tmp_path: Path) -> None:
     timed = [make_row(p, source="measured", latency_us=float(p), host=f"vm-{p}") for p in (4, 8)]
     other = [make_row(2, source="measured", host="elsewhere", workload="chat"), make_row(4, host="laptop")]
-    results.append(tmp_path / "a", timed + other)
+    dataset.append(tmp_path / "a", timed + other)
     header = emitted(tmp_path / "a").split('"""')[1]
     assert "timed on: vm-4, vm-8\n" in header
     assert "elsewhere" not in header and "laptop" not in header
-    results.append(tmp_path / "b", [row | {"host": None} for row in timed])
+    dataset.append(tmp_path / "b", [row | {"host": None} for row in timed])
     assert "timed on: hosts that the rows do not name\n" in emitted(tmp_path / "b")
-    results.append(tmp_path / "c", [make_row(p, host="laptop") for p in (4, 8)])
+    dataset.append(tmp_path / "c", [make_row(p, host="laptop") for p in (4, 8)])
     assert "timed on:" not in emitted(tmp_path / "c")
     hostile = 'a"""\nimport os\n'
-    results.append(tmp_path / "d", [row | {"host": hostile} for row in timed])
+    dataset.append(tmp_path / "d", [row | {"host": hostile} for row in timed])
     assert "\nimport os" not in emitted(tmp_path / "d")
 
 
@@ -317,7 +318,7 @@ def test_the_header_names_the_hosts_whose_timings_it_rests_on(tmp_path: Path) ->
 def test_where_nothing_can_win_nothing_is_written(
     tmp_path: Path, autotune: Callable[..., subprocess.CompletedProcess[str]], more: tuple[str, ...]
 ) -> None:
-    results.append(tmp_path / "r", [make_row(p, status="vmem_oom") for p in (4, 8)])
+    dataset.append(tmp_path / "r", [make_row(p, status="vmem_oom") for p in (4, 8)])
     done = autotune("emit", tmp_path / "r", "--allow-modelled", *more)
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()

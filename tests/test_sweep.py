@@ -16,14 +16,15 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import results, show
-from autotune.commands import sweep
+from autotune.analysis import overview
+from autotune.cli.commands import sweep
 from autotune.kernel.problem import TableKey
-from autotune.known import Known
-from autotune.plan import Request
-from autotune.tpu.chips import V6E
+from autotune.results import dataset
+from autotune.search.plan import Request
+from autotune.timing.history import Known
+from autotune.tpu.generations import V6E
 from tests.conftest import command_line, compiling, user_environment
-from tests.test_results import make_row
+from tests.results.test_dataset import make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -70,7 +71,7 @@ def test_sweep_show_and_emit(autotune: Run, tmp_path: Path) -> None:
     assert "autotune emit r --allow-modelled" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
-    rows = results.rows_of(results.read(tmp_path / "r"))
+    rows = dataset.rows_of(dataset.read(tmp_path / "r"))
     assert len(rows) == 4 * 3
     assert {row["workload"] for row in rows} == {"mixed", "decode-heavy", "prefill-heavy"}
     for row in rows:
@@ -117,7 +118,7 @@ def test_sixteen_keys_of_one_layout_cost_the_compiles_of_one(autotune: Run, tmp_
         "32 newly recorded = 2 programs compiled + 30 compiles saved by sharing programs between keys"
         in done.stderr
     )
-    frame = results.read(tmp_path / "r")
+    frame = dataset.read(tmp_path / "r")
     assert len(frame) == 16 * 2 * 3
     assert frame.groupby("num_kv_pages_per_blk")["compile_seconds"].nunique().tolist() == [1, 1]
 
@@ -128,7 +129,7 @@ def test_another_workload_or_key_reuses_the_programs_in_the_rows(autotune: Run, 
     more = autotune(*SWEEP, "--workload", "mine.csv", "--shape", shape(max_model_len=1024))
     assert more.returncode == 0, more.stderr
     assert "8 known from compiles of the same program; 0 programs to compile" in more.stderr
-    assert set(results.read(tmp_path / "r")["workload"]) == {"mixed", "mine.csv"}
+    assert set(dataset.read(tmp_path / "r")["workload"]) == {"mixed", "mine.csv"}
 
 
 def test_another_folder_does_not_compile_the_same_program_again(autotune: Run, tmp_path: Path) -> None:
@@ -146,11 +147,11 @@ def test_failures_are_rows_and_never_win(autotune: Run, tmp_path: Path) -> None:
         *("--kv-pages", "4,16,32", "--queries", "32,1024", "--vmem-limit", "500KiB"),
     )
     assert done.returncode == 0, done.stderr
-    frame = results.read(tmp_path / "r").drop_duplicates(results.BLOCK_COLUMNS)
+    frame = dataset.read(tmp_path / "r").drop_duplicates(dataset.BLOCK_COLUMNS)
     found = {
         (int(p), int(q)): (status, error)
         for p, q, status, error in zip(
-            *(frame[c] for c in (*results.BLOCK_COLUMNS, "status", "error")), strict=True
+            *(frame[c] for c in (*dataset.BLOCK_COLUMNS, "status", "error")), strict=True
         )
     }
     assert found[4, 32][0] == "ok"
@@ -173,8 +174,8 @@ def test_heads_of_256_compile_as_the_check_in_advance_says(autotune: Run, tmp_pa
         "nothing can run on v6e for 1 of 2 keys, such as ('bfloat16', 'bfloat16', 4, 2, 256," in done.stderr
     )
     assert "type kv_heads=1, those of one of several chips" in done.stderr
-    rows = results.read(tmp_path / "r", ["status", "error"])
-    found = {(row["num_kv_heads_per_blk"], row["status"]) for row in results.rows_of(rows)}
+    rows = dataset.read(tmp_path / "r", ["status", "error"])
+    found = {(row["num_kv_heads_per_blk"], row["status"]) for row in dataset.rows_of(rows)}
     assert found == {(1, "ok"), (2, "compile_error")}
 
 
@@ -187,7 +188,7 @@ def test_a_time_limit_is_a_row_and_may_be_lifted_later(autotune: Run, tmp_path: 
     assert "no candidate is ok so far" in done.stdout
     assert "0 programs to compile" in autotune(*arguments).stderr
     assert "1 ok" in autotune(*arguments, "--retry-failed").stderr
-    assert results.read(tmp_path / "r")["status"].tolist() == ["ok"]
+    assert dataset.read(tmp_path / "r")["status"].tolist() == ["ok"]
 
 
 def test_retry_failed_tries_all_again_but_what_the_compiler_refuses_for_good(
@@ -209,7 +210,7 @@ def test_retry_failed_tries_all_again_but_what_the_compiler_refuses_for_good(
     again = autotune(*arguments, "r", "--retry-failed").stderr
     assert "1 newly recorded = 1 program compiled" in again, "the cache answers for the folder"
     assert "1 newly recorded = 1 program compiled" in autotune(*arguments, "other").stderr
-    assert len(results.read(tmp_path / "r")) == 1
+    assert len(dataset.read(tmp_path / "r")) == 1
 
     small = ["--target", "v6e", "--shape", shape(), "--workload", "mixed", "--vmem-limit", "500KiB"]
     small += ["--kv-pages", "16", "--queries", "32", "--out"]
@@ -217,16 +218,16 @@ def test_retry_failed_tries_all_again_but_what_the_compiler_refuses_for_good(
     assert "0 programs to compile" in autotune("sweep", *small, "small", "--retry-failed").stderr
 
 
-@pytest.mark.parametrize("status", results.STATUSES)
+@pytest.mark.parametrize("status", dataset.STATUSES)
 def test_retry_failed_times_again_what_was_not_refused_for_good(status: str) -> None:
     for retry in (False, True):
         request = Request(generation=V6E, keys=(), retry_failed=retry)
-        known = Known(request, results.MEASURED, results.Tools("1", "1", "1", "x"), "model")
-        row = dict.fromkeys((*results.KEY_COLUMNS, *results.BLOCK_COLUMNS), 1)
+        known = Known(request, dataset.MEASURED, dataset.Tools("1", "1", "1", "x"), "model")
+        row = dict.fromkeys((*dataset.KEY_COLUMNS, *dataset.BLOCK_COLUMNS), 1)
         latencies = dict.fromkeys(("latency_us", "latency_low_us", "latency_high_us"), 1.0)
-        batch = {"workload_fingerprint": "x", "timer": "wall clock", "source": results.MEASURED}
+        batch = {"workload_fingerprint": "x", "timer": "wall clock", "source": dataset.MEASURED}
         known.add({**row, **latencies, **batch, "status": status})
-        key = TableKey(*(row[name] for name in results.KEY_COLUMNS))
+        key = TableKey(*(row[name] for name in dataset.KEY_COLUMNS))
         lasting = status in ("vmem_oom", "smem_oom", "invalid")
         assert bool(known.failed(key)) == (status != "ok" and (lasting or not retry))
 
@@ -260,7 +261,7 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     first.kill()
     _, said = first.communicate(timeout=60)
     assert "resource_tracker" not in said and "Traceback" not in said
-    before = {json.dumps(r, default=str) for r in results.rows_of(results.read(folder))}
+    before = {json.dumps(r, default=str) for r in dataset.rows_of(dataset.read(folder))}
     done = len(before) // 3
     assert 3 <= done < 12
     second = start(tmp_path)
@@ -269,8 +270,8 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert f"{done} recorded before; {12 - done} programs to compile" in said
     after = raw_rows(folder)
     assert len(after) == 12 * 3
-    assert not after.duplicated(results.IDENTITY).any()
-    kept = {json.dumps(r, default=str) for r in results.rows_of(results.read(folder))}
+    assert not after.duplicated(dataset.IDENTITY).any()
+    kept = {json.dumps(r, default=str) for r in dataset.rows_of(dataset.read(folder))}
     assert before <= kept, "rows of finished compiles were made anew"
 
 
@@ -363,7 +364,7 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
     _, said = sweep.communicate(timeout=300)
     assert sweep.returncode == 0, said
     rows = {
-        tuple(r[c] for c in results.BLOCK_COLUMNS): r for r in results.rows_of(results.read(tmp_path / "r"))
+        tuple(r[c] for c in dataset.BLOCK_COLUMNS): r for r in dataset.rows_of(dataset.read(tmp_path / "r"))
     }
     assert {blocks: r["status"] for blocks, r in rows.items()} == {
         (1, 32): "ok",
@@ -504,13 +505,13 @@ def test_a_file_in_place_of_the_results_folder(autotune: Run, tmp_path: Path) ->
     ],
 )
 def test_the_advice_after_failures_is_of_what_fails_most(statuses: dict[str, int], said: str | None) -> None:
-    seen = show.Overview([], {"modelled": statuses}, [], [], [], {})
+    seen = overview.Overview([], {"modelled": statuses}, [], [], [], {})
     advice = sweep._after_failures(seen, Request(generation=V6E, keys=()))
     assert advice is None if said is None else said in (advice or "")
 
 
 def test_a_key_without_a_winner_tells_each_way_of_failing_the_most_frequent_first(tmp_path: Path) -> None:
-    results.append(
+    dataset.append(
         tmp_path,
         [
             *(make_row(pages, 32, status="compile_error", error="refused") for pages in (1, 2, 4)),
@@ -518,7 +519,7 @@ def test_a_key_without_a_winner_tells_each_way_of_failing_the_most_frequent_firs
             make_row(16, 32, status="vmem_oom", needed_bytes=68157440, limit_bytes=33554432),
         ],
     )
-    [(_, _, why)] = show.overview(tmp_path).without_winner
+    [(_, _, why)] = overview.overview(tmp_path).without_winner
     assert why == (
         "3 compile_error, such as 1,32: refused; 2 vmem_oom, such as 8,32: needs 33.00 MiB, limit 32.00 MiB"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune import presets
 from autotune.kernel.problem import Settings
+from autotune.keys import presets
 from bench.tpu_hour import (
     START_SECONDS,
     Account,

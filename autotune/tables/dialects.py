@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.kernel.problem import TableKey
 from autotune.tables.keys import InferenceKey, SglangKey, inference_dimensions
-from autotune.tpu.chips import GENERATIONS
+from autotune.tpu.generations import GENERATIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

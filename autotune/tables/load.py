@@ -7,15 +7,15 @@ import importlib.util
 from importlib.metadata import version
 from pathlib import Path
 
-from autotune import folders
 from autotune.errors import MachineError, UsageError
-from autotune.folders import Folder
+from autotune.io import folders
+from autotune.io.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.tables import rules
+from autotune.tables import lookups
 from autotune.tables.dialects import JAX
 from autotune.tables.source import read_file
 from autotune.tables.table import Table
-from autotune.tpu.chips import GENERATIONS
+from autotune.tpu.generations import GENERATIONS
 
 _PUBLISHED = "experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_sizes.py"
 COMMITTED = Path(__file__).parent
@@ -40,7 +40,7 @@ def load(name: str | Path, lookup: str | None = None) -> Table:
     if table is None:
         raise UsageError(f"table {str(name)!r} does not exist: use the path of a table or a results folder")
     if lookup is not None:
-        table = dataclasses.replace(table, rule=rules.by_name(lookup, table.dialect))
+        table = dataclasses.replace(table, rule=lookups.by_name(lookup, table.dialect))
     return table
 
 
@@ -124,7 +124,7 @@ def committed(generation: str) -> Table:
         raise UsageError(
             f"no table is committed for {generation!r}: there are {have}; `make tables` makes them"
         )
-    return dataclasses.replace(read_file(path), origin=generation, rule=rules.AUTOTUNE)
+    return dataclasses.replace(read_file(path), origin=generation, rule=lookups.AUTOTUNE)
 
 
 def from_results(folder: Folder) -> Table:
@@ -133,16 +133,16 @@ def from_results(folder: Folder) -> Table:
     Raises:
       UsageError: the folder has no rows, no winner, or winners of several settings of the kernel.
     """
-    from autotune import gather, incumbents, results, winners
+    from autotune.results import baselines, dataset, maintenance, winners
 
-    frame = results.read(folder, winners.READ_COLUMNS)
+    frame = dataset.read(folder, winners.READ_COLUMNS)
     if frame.empty:
-        raise UsageError(gather.nothing([folder], None))
+        raise UsageError(maintenance.nothing([folder], None))
     scored = winners.scores(frame)
     if scored.empty:
         raise UsageError(f"results folder {str(folder)!r} has no candidate that is ok, so nothing can win")
-    lines = winners.choose(scored, incumbents.incumbents_of(scored))
-    settings = lines[results.SETTING_COLUMNS].drop_duplicates()
+    lines = winners.choose(scored, baselines.incumbents_of(scored))
+    settings = lines[dataset.SETTING_COLUMNS].drop_duplicates()
     if len(settings) > 1:
         raise UsageError(
             f"results folder {str(folder)!r} has winners for {len(settings)} settings of the kernel's static "
@@ -154,12 +154,12 @@ def from_results(folder: Folder) -> Table:
     ):
         devices.setdefault(JAX.written.get(target, target), {})[key] = blocks
     sources = sorted(set(lines["source"]))
-    limit = results.rows_of(settings)[0]["vmem_limit_bytes"]
+    limit = dataset.rows_of(settings)[0]["vmem_limit_bytes"]
     return Table(
         dialect=JAX,
         devices=devices,
         origin=str(folder),
-        rule=rules.AUTOTUNE,
+        rule=lookups.AUTOTUNE,
         provenance={"source": "modelled" if "modelled" in sources else ", ".join(sources)}
         | ({"vmem_limit_bytes": limit} if limit else {}),
     )

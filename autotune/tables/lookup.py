@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
-from autotune.tables import rules
+from autotune.tables import lookups
 from autotune.tables.keys import Call
 from autotune.tables.table import Rows, Table
-from autotune.tpu.chips import GENERATIONS, TOO_OLD
+from autotune.tpu.generations import GENERATIONS, TOO_OLD
 
 _LOGGER = logging.getLogger("autotune.tables")
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
@@ -70,7 +70,7 @@ class LookUp:
         self.table = table
         self.generation = generation
         self.version = version
-        self.rule = rules.AUTOTUNE if table is None else rules.of(table)
+        self.rule = lookups.AUTOTUNE if table is None else lookups.of(table)
         self.device: str | None = None  # the name that it asks for, where the table has it
         self._rows: Rows = {}
         if table is not None and generation is not None:

@@ -29,7 +29,7 @@ from autotune.tables.dialects import JAX
 from autotune.tables.load import load
 from autotune.tables.lookup import LookUp, current_device_kind, look_up_for
 from autotune.tables.table import Table
-from autotune.tpu import chips
+from autotune.tpu import generations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
     if choice is None:
         own = _own or kernel.get_tuned_block_sizes
         return own(*args, **kwargs)
-    kind = chips.by_name(choice.target).device_kinds[0] if choice.target else current_device_kind()
+    kind = generations.by_name(choice.target).device_kinds[0] if choice.target else current_device_kind()
     return _look_up(choice, kind).blocks(*args, **kwargs)
 
 
@@ -129,7 +129,7 @@ def _checked(table: Table | str | Path, target: str | None) -> _Choice:
             f"{table.shown} is a table of the {table.dialect} dialect, which JAX's kernel cannot use"
         )
     if target is not None:
-        chips.by_name(target)
+        generations.by_name(target)
     return _Choice(table, target)
 
 

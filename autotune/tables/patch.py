@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from autotune.errors import UsageError, first_line
 from autotune.kernel.problem import BlockSizes
-from autotune.tables import jax_module
+from autotune.tables import render as jax_module
 from autotune.tables.dialects import JAX
 from autotune.tables.literal import LiteralError
 from autotune.tables.source import LIMIT_NAME, PROVENANCE_NAME, SOURCE_NAME, TABLE_NAME, read_text, render

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import UsageError
+from autotune.io.terminal import shown
 from autotune.kernel.problem import BlockSizes
-from autotune.terminal import shown
 
 if TYPE_CHECKING:
     from autotune.tables.dialects import Dialect
-    from autotune.tables.rules import Rule
+    from autotune.tables.lookups import Rule
 
 Key = tuple[Any, ...]
 Rows = Mapping[Any, BlockSizes]  # by Key
@@ -69,7 +69,7 @@ class Table:
 
     def generations(self) -> list[str]:
         """Names of the generations that the table has rows for, oldest first, each once."""
-        from autotune.tpu.chips import GENERATIONS
+        from autotune.tpu.generations import GENERATIONS
 
         named = {g for device in self.devices for g in self.dialect.generations(device)}
         return [name for name in GENERATIONS if name in named]

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from autotune.errors import MachineError, UsageError
-from autotune.tpu import chip_process, chips
+from autotune.tpu import environment as chip_process
+from autotune.tpu import generations
 
 SYSFS_DEVICES = Path("/sys/bus/pci/devices")
 DEV = Path("/dev")
@@ -30,14 +31,14 @@ LOCKFILE = Path("/tmp/libtpu_lockfile")  # where libtpu 0.0.42 keeps it, whateve
 GOOGLE_PCI_VENDOR = "0x1ae0"
 # Google's network card has the same vendor, so a chip is known by its device id: those of jax 0.12's
 # jax._src.hardware_utils. None is a TPU that the kernel does not run on or that is not a generation here.
-PCI_DEVICES: dict[str, chips.Generation | None] = {
+PCI_DEVICES: dict[str, generations.Generation | None] = {
     "0x0027": None,  # v2 and v3
     "0x0056": None,
-    "0x005e": chips.V4,
-    "0x0062": chips.V5P,
-    "0x0063": chips.V5E,
-    "0x006f": chips.V6E,
-    "0x0076": chips.V7X,
+    "0x005e": generations.V4,
+    "0x0062": generations.V5P,
+    "0x0063": generations.V5E,
+    "0x006f": generations.V6E,
+    "0x0076": generations.V7X,
     "0x007c": None,  # TPU8t
     "0x0083": None,  # TPU8i
 }
@@ -61,7 +62,7 @@ class Attached:
     chip; 2 on v7x, else 1.
     """
 
-    generation: chips.Generation
+    generation: generations.Generation
     device_kind: str
     num_chips: int
     usable: tuple[int, ...]
@@ -296,7 +297,7 @@ def attached(
     """
     if any(_pci_id(device) == "0x0027" for device in _listed(sysfs)):
         raise MachineError(
-            f"the attached TPU is a v2 or v3: {chips.TOO_OLD} Use a v4 or newer, or --target v6e"
+            f"the attached TPU is a v2 or v3: {generations.TOO_OLD} Use a v4 or newer, or --target v6e"
         )
     here = accessible_chips(sysfs, dev)
     if not here:
@@ -364,11 +365,11 @@ def _asked(ask: tuple[str, ...], chip: int, environment: Mapping[str, str], seco
     return _Asked(returncode, *said)
 
 
-def _understood(stdout: str) -> tuple[list[str], chips.Generation]:
+def _understood(stdout: str) -> tuple[list[str], generations.Generation]:
     """What the child printed: the kind of each device of the chip, and the generation."""
     try:
         kinds: list[str] = json.loads(stdout.strip().splitlines()[-1])["kinds"]
-        return kinds, chips.by_device_kind(kinds[0])
+        return kinds, generations.by_device_kind(kinds[0])
     except UsageError as error:  # the message has JAX's words where the TPU is too old
         raise MachineError(f"the attached TPU cannot be used: {error}") from None
     except (ValueError, LookupError, TypeError):

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import first_line
+from autotune.kernel.jax_rpa.call import abstract_arguments, compile_problem, compile_total_pages, kernel_call
 from autotune.kernel.problem import LOOP_DEPTHS, Program
-from autotune.kernel.rpa import abstract_arguments, compile_problem, compile_total_pages, kernel_call
-from autotune.tpu import chip_process
-from autotune.tpu.chips import Generation
+from autotune.tpu import environment as chip_process
+from autotune.tpu.generations import Generation
 from autotune.tpu.schedule import ListingError, Schedule, dump_flags, read_schedule
 
 KERNEL_NAME = "ragged_paged_attention_kernel"

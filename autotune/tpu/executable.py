@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from autotune.errors import first_line
-from autotune.kernel.interpret import lower_interpreted
+from autotune.kernel.jax_rpa.call import abstract_arguments, kernel_call, named, program_name
+from autotune.kernel.jax_rpa.interpret import lower_interpreted
 from autotune.kernel.problem import BlockSizes, Problem, Settings
-from autotune.kernel.rpa import abstract_arguments, kernel_call, named, program_name
-from autotune.tpu import chips
+from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled, failed, prepared_device
 
 
@@ -58,7 +58,7 @@ def compile_ahead(call: Call) -> Executable:
 
     start = time.perf_counter()
     if call.target:
-        device = prepared_device(chips.by_name(call.target), call.device)
+        device = prepared_device(generations.by_name(call.target), call.device)
     else:
         device = jax.devices("cpu")[call.device]
     try:
@@ -111,7 +111,7 @@ def _place(device: Any) -> Place:
     """Where a device is, attached or not."""
     if device.platform != "tpu":
         return Place(device.platform, 1, 1, device.id)  # a CPU's program is the same however it is split
-    kind = chips.by_device_kind(device.device_kind).name
+    kind = generations.by_device_kind(device.device_kind).name
     return Place(kind, device.client.device_count(), device.num_cores, device.id)
 
 

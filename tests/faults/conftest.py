@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from autotune import results
+from autotune.results import dataset as results
 from tests.conftest import ROOT, user_environment
 
 PAGE = ROOT / "docs" / "reliability.md"

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from autotune import results
+from autotune.results import dataset
 from tests.faults.conftest import ROWS, SWEEP, Home, Told, line_with
 
 GOES_ON = "with room again, the same command goes on"
@@ -172,7 +172,7 @@ def test_a_file_of_rows_that_is_not_as_it_was(
     path = min(home.results.glob("*.parquet"))
     content = path.read_bytes()
     spoilt = spoil(content, pq.ParquetFile(path).read())
-    spoilt = spoilt if isinstance(spoilt, bytes) else results.parquet(spoilt)
+    spoilt = spoilt if isinstance(spoilt, bytes) else dataset.parquet(spoilt)
     path.write_bytes(spoilt)
     done = home.run("show", "r")
     assert path.read_bytes() == spoilt, "what is wrong is not touched"

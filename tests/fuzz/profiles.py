@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tests.fuzz.mutate import Mutator
-from tests.tpu.xspace import field, varint, xspace
+from tests.timing.xspace import field, varint, xspace
 
 _MODULES = [("jit_rpa_p8_q32(123)", 0.0, 90.0), ("jit_rpa_p16_q32(45)", 100.0, 80.0)]
 _OPERATIONS = [

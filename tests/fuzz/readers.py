@@ -39,7 +39,7 @@ def _require(condition: object, what: str) -> None:
 
 def table_seeds() -> list[bytes]:
     from autotune.kernel.problem import BlockSizes, TableKey
-    from autotune.tables import jax_module, source
+    from autotune.tables import render, source
     from autotune.tables.dialects import INFERENCE, JAX, SGLANG
     from autotune.tables.load import published
     from autotune.tables.table import Table
@@ -54,14 +54,15 @@ def table_seeds() -> list[bytes]:
         seeds.append(source.render(Table(dialect=dialect, devices=devices, provenance={"rows": 12})))
     key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
     emitted = {"v5e": {key: BlockSizes(8, 32)}, "v6e": {key: BlockSizes(16, 64)}}
-    seeds.append(jax_module.render(emitted, "modelled", ["by hand"], 100 << 20))
+    seeds.append(render.render(emitted, "modelled", ["by hand"], 100 << 20))
     # Without what stands around it, so that more of the changes meet the literal.
     seeds += [text[text.index("TUNED_BLOCK_SIZES =") :] for text in list(seeds)]
     return [text.encode() for text in seeds]
 
 
 def table(data: bytes, folder: Path) -> None:
-    from autotune import check, check_formats
+    from autotune.analysis import check
+    from autotune.cli.render import check as check_formats
     from autotune.tables import source
 
     table = source.read_file(_file(folder, "table.py", data))
@@ -90,13 +91,13 @@ def _typed(data: bytes) -> str:
 
 
 def shape(data: bytes, folder: Path) -> None:
-    from autotune import keyset
-    from autotune.commands.options import parse_shape
+    from autotune.cli.options import parse_shape
+    from autotune.keys import resolve
 
-    asked = keyset.Asked(parse_shape(_typed(data), 128), "--shape")
-    [padded] = keyset.resolve([asked], pad_heads=True)
-    _require(keyset.canonical([(padded.key, "", "")])[0][0].key == padded.key, "a key that is not canonical")
-    keyset.resolve([asked])
+    asked = resolve.Asked(parse_shape(_typed(data), 128), "--shape")
+    [padded] = resolve.resolve([asked], pad_heads=True)
+    _require(resolve.canonical([(padded.key, "", "")])[0][0].key == padded.key, "a key that is not canonical")
+    resolve.resolve([asked])
 
 
 WORDS = (
@@ -114,8 +115,8 @@ WORDS = (
 def words(data: bytes, folder: Path) -> None:
     import click
 
-    from autotune import folders
-    from autotune.commands import options
+    from autotune.cli import options
+    from autotune.io import folders
 
     text = _typed(data)
     kinds: tuple[click.ParamType[Any], ...] = (
@@ -132,7 +133,7 @@ def words(data: bytes, folder: Path) -> None:
 
 
 def names(data: bytes, folder: Path) -> None:
-    from autotune import known_models
+    from autotune.keys import builtin_models
     from autotune.tables import load
 
     text = _typed(data)
@@ -141,7 +142,7 @@ def names(data: bytes, folder: Path) -> None:
     if zlib.crc32(data) % 8 == 0 or not text.startswith(("jax", "v")):  # which are large tables
         with contextlib.suppress(AutotuneError):
             load(text)
-    known_models.find(text)
+    builtin_models.find(text)
 
 
 # Files of models, keys, batches and constants.
@@ -165,8 +166,8 @@ CONFIG_WORDS = (
 
 
 def config(data: bytes, folder: Path) -> None:
-    from autotune import keyset
-    from autotune.model_config import read_config
+    from autotune.keys import resolve
+    from autotune.keys.hf_config import read_config
 
     model = read_config(_file(folder, "config.json", data))
     for note in model.notes:
@@ -174,40 +175,40 @@ def config(data: bytes, folder: Path) -> None:
             note.isprintable() and len(note) < LONGEST_MESSAGE,
             f"a note that is no short line: {note[:200]!r}",
         )
-    entries = keyset.resolve(keyset.of_model(model, keyset.Serving()), pad_heads=True)
-    for line in keyset.listing(model, entries, recommended=True):
+    entries = resolve.resolve(resolve.of_model(model, resolve.Serving()), pad_heads=True)
+    for line in resolve.listing(model, entries, recommended=True):
         _require(line.isprintable(), f"a line with escapes: {line[:200]!r}")
 
 
 def key_seeds() -> list[bytes]:
-    from autotune import key_files
     from autotune.kernel.problem import TableKey
+    from autotune.keys import files
 
     keys = {
         TableKey("bfloat16", kv, q, 2, 128, 128, 1024, length): "llama-3.1-8b tp=4"
         for kv in ("bfloat16", "int8")
         for q, length in ((8, 2048), (16, 4096))
     }
-    return [key_files.render(keys, form).encode() for form in ("csv", "json")]
+    return [files.render(keys, form).encode() for form in ("csv", "json")]
 
 
 def keys(data: bytes, folder: Path) -> None:
-    from autotune import key_files, keyset
+    from autotune.keys import files, resolve
 
-    entries, notes = keyset.canonical(key_files.read(str(_file(folder, "keys", data))))
+    entries, notes = resolve.canonical(files.read(str(_file(folder, "keys", data))))
     for note in notes:
         _require(note.isprintable(), f"a note with escapes: {note[:200]!r}")
-    for form in key_files.FORMATS:
-        key_files.render(keyset.merged(entries), form)
+    for form in files.FORMATS:
+        files.render(resolve.merged(entries), form)
 
 
 BATCHES = (b"q_len,kv_len\n1,128\n1,2048\n256,512\n", b"# a trace\n1,1\n7,9 # x\n\n2,2\n", b"1,1\n" * 40)
 
 
 def batch(data: bytes, folder: Path) -> None:
-    from autotune.cost import loop_counts
     from autotune.kernel import workload
     from autotune.kernel.problem import BlockSizes, Problem
+    from autotune.model.cost import loop_counts
 
     problem = Problem(
         num_q_heads=8,
@@ -225,7 +226,7 @@ def batch(data: bytes, folder: Path) -> None:
 
 
 def calibration_seeds() -> list[bytes]:
-    from autotune.cost import CALIBRATION
+    from autotune.model.cost import CALIBRATION
 
     entry = {**dataclasses.asdict(CALIBRATION), "uncertainty": {"stall": 0.1}, "error": 0.02, "rows": 40}
     return [
@@ -236,13 +237,13 @@ def calibration_seeds() -> list[bytes]:
 
 
 def calibration(data: bytes, folder: Path) -> None:
-    from autotune import calibrate
-    from autotune.tpu import chips
+    from autotune.model import calibrate
+    from autotune.tpu import generations
 
     os.environ["XDG_CONFIG_HOME"] = str(folder)
     (folder / "autotune").mkdir(exist_ok=True)
     _file(folder / "autotune", "calibration.json", data)
-    calibration = calibrate.current(chips.by_name("v6e"))
+    calibration = calibrate.current(generations.by_name("v6e"))
     _require(calibration.origin.isprintable(), "an origin with escapes")
 
 
@@ -281,7 +282,7 @@ def listing(data: bytes, folder: Path) -> None:
 
 
 def profile(data: bytes, folder: Path) -> None:
-    from autotune.tpu.trace import runs
+    from autotune.timing.profile import runs
 
     names = ("rpa_p8_q32", "rpa_p16_q32")
     for run in runs(data, "kernel", names):
@@ -299,29 +300,31 @@ def _rows_folder(data: bytes, folder: Path) -> Path:
 
 
 def row_files(data: bytes, folder: Path) -> None:
-    from autotune import results
+    from autotune.results import dataset
 
-    results.tables(_rows_folder(data, folder), results.schema())
+    dataset.tables(_rows_folder(data, folder), dataset.schema())
 
 
 def row_values(data: bytes, folder: Path) -> None:
     """One of the things that commands make of a folder of rows, by the input's own sum."""
-    from autotune import gather, results, show, show_formats, winners
+    from autotune.analysis import overview
+    from autotune.cli.render import overview as show_formats
+    from autotune.results import dataset, maintenance, winners
 
     part = _rows_folder(data, folder)
     match zlib.crc32(data) % 5:
         case 0:
-            scored = winners.scores(results.read(part))
+            scored = winners.scores(dataset.read(part))
             winners.choose(scored)
             _require((scored["score"] >= 0.999).all(), "a candidate better than the best")
         case 1:
-            json.dumps(gather.inventory(part))
+            json.dumps(maintenance.inventory(part))
         case 2:
-            json.loads(gather.exported(part, "json"))
+            json.loads(maintenance.exported(part, "json"))
         case 3:
-            gather.exported(part, "csv")
+            maintenance.exported(part, "csv")
         case 4:
-            seen = show.overview(part)
+            seen = overview.overview(part)
             for form in ("text", "markdown"):
                 text = show_formats.render(seen, form)
                 _require(text.replace("\n", "").isprintable(), "a screen with escapes")
@@ -337,7 +340,7 @@ def note_seeds() -> list[bytes]:
 
 
 def note(data: bytes, folder: Path) -> None:
-    from autotune import unfinished
+    from autotune.results import unfinished
 
     _file(folder, ".sweep-1-2.json", data)
     for begun in unfinished.read(folder):
@@ -345,7 +348,7 @@ def note(data: bytes, folder: Path) -> None:
 
 
 def store_seeds() -> list[bytes]:
-    from autotune.store import Store
+    from autotune.compile.cache import Store
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "compiles.sqlite"
@@ -356,7 +359,7 @@ def store_seeds() -> list[bytes]:
 
 
 def store(data: bytes, folder: Path) -> None:
-    from autotune.store import Store
+    from autotune.compile.cache import Store
 
     path = _file(folder, "compiles.sqlite", data)
     wanted = [rows.program(4), rows.program(8)]
@@ -378,7 +381,7 @@ def verdict_seeds() -> list[bytes]:
 
 
 def verdict(data: bytes, folder: Path) -> None:
-    from autotune import store
+    from autotune.compile import cache as store
 
     verdict = store._decoded(data.decode("utf-8", "replace"))
     if verdict is not None:

@@ -9,13 +9,13 @@ import math
 import random
 from typing import Any
 
-from autotune import results
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
+from autotune.results import dataset
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
 
-TOOLS = results.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
+TOOLS = dataset.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -94,15 +94,15 @@ def as_row(found: Compiled) -> bytes:
             "vmem_used_bytes": schedule.vmem_bytes,
             "smem_used_bytes": schedule.smem_bytes,
         }
-    table = pa.Table.from_pylist([row(status=found.status, **values)], schema=results.schema())
-    if wrong := results.flaw(table, results.SCHEMA_VERSION):
+    table = pa.Table.from_pylist([row(status=found.status, **values)], schema=dataset.schema())
+    if wrong := dataset.flaw(table, dataset.SCHEMA_VERSION):
         raise AssertionError(f"a verdict that makes {wrong}")
-    return results.parquet(table)
+    return dataset.parquet(table)
 
 
 def row(pages: int = 8, queries: int = 32, *, minute: int = 0, **values: Any) -> dict[str, Any]:
     problem = KEY.canonical_problem()
-    filled = results.row(
+    filled = dataset.row(
         target="v6e",
         device_kind="TPU v6 lite",
         key=KEY,
@@ -144,10 +144,10 @@ def files() -> list[bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    whole = pa.Table.from_pylist(some(), schema=results.schema())
+    whole = pa.Table.from_pylist(some(), schema=dataset.schema())
     needed = [
-        *results.IDENTITY,
-        *results.ALWAYS,
+        *dataset.IDENTITY,
+        *dataset.ALWAYS,
         "latency_us",
         "num_q_heads",
         "num_kv_heads",
@@ -159,14 +159,14 @@ def files() -> list[bytes]:
     ]
     plain = io.BytesIO()
     pq.write_table(whole.select(needed).slice(0, 2), plain, compression="none", store_schema=False)
-    return [results.parquet(whole), plain.getvalue(), results.parquet(whole.slice(0, 0))]
+    return [dataset.parquet(whole), plain.getvalue(), dataset.parquet(whole.slice(0, 0))]
 
 
 @functools.cache
 def _sound() -> Any:
     import pyarrow as pa
 
-    return pa.Table.from_pylist(some(), schema=results.schema())
+    return pa.Table.from_pylist(some(), schema=dataset.schema())
 
 
 def wild(name: str, seed: int, number: int) -> bytes:

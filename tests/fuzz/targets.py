@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.errors import AutotuneError
+from autotune.timing.profile import TraceError
 from autotune.tpu.schedule import ListingError
-from autotune.tpu.trace import TraceError
 from tests.fuzz import profiles, readers, rows
 from tests.fuzz.mutate import Mutator
 from tests.fuzz.readers import LONGEST_MESSAGE, MOST_LINES, Wrong

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
 
 from autotune.kernel.problem import TableKey
-from autotune.tables import load, rules
+from autotune.tables import load, lookups
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.keys import InferenceKey
-from autotune.tpu.chips import GENERATIONS
+from autotune.tpu.generations import GENERATIONS
 
 numbers = st.integers(1, 1 << 20)
 
@@ -23,7 +23,7 @@ def test_jax_keys_simplify_as_jax_does(parts, pages_per_seq):
     assert load("jax").rule.simplify(key) == tuned_block_sizes.simplify_key((*dtypes, *parts, pages_per_seq))
 
 
-@given(st.sampled_from(list(rules.RULES.values())), st.lists(numbers, min_size=6, max_size=6))
+@given(st.sampled_from(list(lookups.RULES.values())), st.lists(numbers, min_size=6, max_size=6))
 def test_simplifying_twice_changes_nothing(rule, parts):
     fields = rule.dialect.key_type._fields
     if rule.dialect is INFERENCE:

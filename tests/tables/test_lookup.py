@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import tuned_block_sizes
 
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.tables import explain, get_tuned_block_sizes, load, lookup, rules
+from autotune.tables import explain, get_tuned_block_sizes, load, lookup, lookups
 from autotune.tables.dialects import JAX
 from autotune.tables.keys import Call
 from autotune.tables.table import Table
@@ -49,7 +49,7 @@ def test_the_signature_is_jaxs():
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 
 
-def table(rule=rules.AUTOTUNE, **rows):
+def table(rule=lookups.AUTOTUNE, **rows):
     held = {KEY: BlockSizes(16, 64)} | rows.pop("more", {})
     return Table(dialect=JAX, devices={"TPU v6": held}, rule=rule)
 
@@ -101,28 +101,28 @@ def test_jaxs_default_answers_where_a_lower_bound_is_all_there_is_and_the_table_
 def test_a_value_with_as_many_queries_as_its_key_has_tokens_is_only_a_lower_bound_for_more():
     small = KEY._replace(max_num_batched_tokens=16)
     rows = {small: BlockSizes(8, 16), KEY._replace(max_num_batched_tokens=256): BlockSizes(8, 64)}
-    own = Table(dialect=JAX, devices={"TPU v6": rows}, rule=rules.AUTOTUNE)
+    own = Table(dialect=JAX, devices={"TPU v6": rows}, rule=lookups.AUTOTUNE)
     answer = lookup.LookUp(own, "v6e", 6).answer(call(KEY._replace(max_num_batched_tokens=32)))
     assert (answer.blocks, answer.passed) == ((8, 32), small)
 
 
-@pytest.mark.parametrize("rule", [None, *(r for r in rules.RULES.values() if r.dialect is JAX)], ids=str)
+@pytest.mark.parametrize("rule", [None, *(r for r in lookups.RULES.values() if r.dialect is JAX)], ids=str)
 def test_only_autotunes_own_look_up_tries_the_nearest(rule):
     longer = KEY._replace(max_model_len=16384)
     answer = lookup.LookUp(table(rule), "v6e", 6).answer(call(longer))
-    assert answer.origin == ("nearest" if rule is rules.AUTOTUNE else "default")
+    assert answer.origin == ("nearest" if rule is lookups.AUTOTUNE else "default")
 
 
 def test_committed_tables_and_results_are_looked_up_by_autotune_and_files_are_not(tmp_path):
-    assert load("v6e").rule is rules.AUTOTUNE
+    assert load("v6e").rule is lookups.AUTOTUNE
     path = lookup.rules.__file__.replace("rules.py", "tpu_v6e.py")
-    assert load(path).rule is not rules.AUTOTUNE
+    assert load(path).rule is not lookups.AUTOTUNE
 
 
 def test_names_that_a_look_up_never_asks_for_have_no_rows():
     rows = {KEY: BlockSizes(16, 64)}
     for name in ("TPU v6 lite", "v6e", "TPU v6e"):
-        own = Table(dialect=JAX, devices={name: rows}, rule=rules.RULES["jax-0.10"])
+        own = Table(dialect=JAX, devices={name: rows}, rule=lookups.RULES["jax-0.10"])
         assert lookup.LookUp(own, "v6e", 6).answer(call(KEY)).origin == "default"
         bare = Table(dialect=JAX, devices={name: rows})
         assert lookup.LookUp(bare, "v6e", 6).answer(call(KEY)).origin == "exact"
@@ -136,9 +136,9 @@ def test_of_two_as_near_the_longer_answers():
 
 
 def test_v4_has_its_own_default_and_may_have_a_table():
-    v4 = Table(dialect=JAX, devices={"TPU v4": {KEY: BlockSizes(2, 16)}}, rule=rules.AUTOTUNE)
+    v4 = Table(dialect=JAX, devices={"TPU v4": {KEY: BlockSizes(2, 16)}}, rule=lookups.AUTOTUNE)
     assert lookup.LookUp(v4, "v4", 4).answer(call(KEY)).blocks == (2, 16)
-    own = Table(dialect=JAX, devices=v4.devices, rule=rules.RULES["jax-0.10"])
+    own = Table(dialect=JAX, devices=v4.devices, rule=lookups.RULES["jax-0.10"])
     assert lookup.LookUp(own, "v4", 4).answer(call(KEY)).origin == "default"
     assert lookup.LookUp(None, "v4", 4).answer(call(KEY, pages=64)).blocks == (32, 32)
 

@@ -53,11 +53,11 @@ def test_public_tables_survive_writing_and_reading(name, dialect, tmp_path):
 
 
 def test_a_module_of_ours_is_read_beside_its_functions():
-    from autotune.tables import jax_module
+    from autotune.tables import render
 
     key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
     rows = {"v5e": {key: BlockSizes(8, 32)}, "v5p": {key: BlockSizes(16, 64)}}
-    text = jax_module.render(rows, "modelled", ["MODELLED: TUNED_BLOCK_SIZES = {}"], 100 << 20)
+    text = render.render(rows, "modelled", ["MODELLED: TUNED_BLOCK_SIZES = {}"], 100 << 20)
     table = source.read_text(text, "x")
     assert table.dialect is JAX
     assert table.generations() == ["v5e", "v5p"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import EXIT_MACHINE, MachineError, UsageError
-from autotune.tpu import attached, chips
+from autotune.tpu import attached, generations
 
 SAYS_V6E = (sys.executable, "-c", 'print(\'{"kinds": ["TPU v6 lite"]}\')')
 
@@ -141,7 +141,7 @@ def test_attached_generation(host: Host) -> None:
     host.tpus("0x006f", ["vfio/0", "vfio/1"])
     found = host.ask(*SAYS_V6E)
     assert found == attached.Attached(
-        generation=chips.V6E, device_kind="TPU v6 lite", num_chips=2, usable=(0, 1), devices_per_chip=1
+        generation=generations.V6E, device_kind="TPU v6 lite", num_chips=2, usable=(0, 1), devices_per_chip=1
     )
     found = host.ask(*SAYS_V6E, environment={"TPU_VISIBLE_CHIPS": "1"})
     assert (found.num_chips, found.usable) == (2, (1,))

@@ -6,13 +6,13 @@ import dataclasses
 
 import pytest
 
+from autotune.compile.local_pool import CompilePool
+from autotune.compile.pool import Task
+from autotune.kernel.jax_rpa.call import compile_total_pages, scratch_bytes
 from autotune.kernel.problem import LOOP_DEPTHS, Program
-from autotune.kernel.rpa import compile_total_pages, scratch_bytes
-from autotune.pool import Task
-from autotune.tpu.chips import GENERATIONS, MIB, hardware
 from autotune.tpu.compiler import Compiled, failed, judged
+from autotune.tpu.generations import GENERATIONS, MIB, hardware
 from autotune.tpu.schedule import Schedule
-from autotune.workers import CompilePool
 from tests.conftest import each, layout, program
 
 SMALL = {"q_heads": 8, "kv_heads": 2, "page_size": 128}

@@ -17,7 +17,7 @@ from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem
 from autotune.tpu.compiler import KERNEL_NAME, environment
 from autotune.tpu.executable import Call, Place, compile_ahead, load
 from tests.conftest import ROOT
-from tests.tpu.xspace import xspace
+from tests.timing.xspace import xspace
 
 PROBLEM = Problem(
     num_q_heads=4, num_kv_heads=1, head_dim=128, page_size=16, max_num_batched_tokens=64, pages_per_seq=8
@@ -80,7 +80,7 @@ def test_the_program_and_the_kernel_have_the_names_that_profiles_are_read_by(
     compiled: tuple[str, Path],
 ) -> None:
     """XLA's own name of the operation, put into a profile, is taken for the kernel; no other one is."""
-    from autotune.tpu.trace import runs
+    from autotune.timing.profile import runs
 
     text, _ = compiled
     assert text.startswith("HloModule jit_rpa_p4_q32,")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune.kernel.rpa import scratch_bytes
-from autotune.tpu.chips import GENERATIONS
+from autotune.kernel.jax_rpa.call import scratch_bytes
 from autotune.tpu.compiler import KERNEL_NAME
+from autotune.tpu.generations import GENERATIONS
 from autotune.tpu.schedule import ListingError, parse_allocations, parse_bundles, read_schedule
 from tests.conftest import program
 

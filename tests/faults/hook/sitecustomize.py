@@ -40,9 +40,9 @@ FILE_EVENTS = {
 
 def role() -> str:
     words = sys.orig_argv
-    if any("autotune.tpu.session" in word for word in words):
+    if any("autotune.timing.device_worker" in word for word in words):
         return "owner"
-    if any("autotune.workers import serve" in word for word in words):
+    if any("autotune.compile.local_pool import serve" in word for word in words):
         return "worker"
     return "sweep" if "sweep" in words else ""
 
@@ -122,19 +122,19 @@ def at_jax(what: dict[str, Any]) -> None:
 
 
 def replay(verdicts: str) -> None:
-    from autotune import workers
+    from autotune.compile import local_pool
     from autotune.kernel.problem import Program
-    from autotune.tpu.chips import Generation
     from autotune.tpu.compiler import Compiled, compile_program
+    from autotune.tpu.generations import Generation
 
     def known(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
-        from autotune.results import Tools
-        from autotune.store import Store
+        from autotune.compile.cache import Store
+        from autotune.results.dataset import Tools
 
         kept = Store(Path(verdicts)).get(generation.name, Tools.installed(), [program])
         return kept.get(program) or compile_program(generation, program, dump_folder)
 
-    workers.compile_program = known
+    local_pool.compile_program = known
 
 
 WHAT = json.loads(Path(__file__).with_name("faults.json").read_text()).get(role(), {})

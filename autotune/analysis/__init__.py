@@ -1,0 +1,1 @@
+"""What only reads rows and tables: check, diff, explain, overview, report."""

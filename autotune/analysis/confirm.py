@@ -1,0 +1,549 @@
+"""What has never run on a TPU, tried on one: a finding for each part of the way, as soon as it is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import queue
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import autotune
+from autotune import sweep
+from autotune.compile.cache import Store
+from autotune.compile.local_pool import CompilePool
+from autotune.errors import MachineError
+from autotune.io import installed
+from autotune.io.folders import Folder
+from autotune.io.terminal import counted
+from autotune.kernel.jax_rpa.inputs import pool_pages
+from autotune.kernel.jax_rpa.interpret import cut
+from autotune.kernel.problem import BlockSizes
+from autotune.kernel.workload import Workload
+from autotune.keys import presets
+from autotune.model.calibrate import current
+from autotune.results import dataset
+from autotune.search.plan import Plan, Request, workload_of
+from autotune.search.strategy import Search
+from autotune.sweep import Summary
+from autotune.timing.device_process import Device, DeviceDied, PrepareFailed
+from autotune.timing.device_worker import Turn
+from autotune.timing.devices import Devices
+from autotune.timing.history import Known
+from autotune.timing.profile import KERNEL_EVENTS, WALL_CLOCK
+from autotune.timing.shortlist import LEAST_AGREEMENT, agreement, geometric_mean
+from autotune.timing.slot import Slot
+from autotune.timing.timer import EMPTY_PROFILES, KERNELLESS_PROFILES
+from autotune.tpu.attached import Attached
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.executable import Call, Executable
+from autotune.tpu.generations import Generation
+
+OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
+NAMES = ("detection", "chips", "executables", "results", "profile", "sweep", "clock", "ranking")
+
+BLOCKS = BlockSizes(4, 32)  # they compile for every generation and layout of the preset
+LARGEST_CHANGE = 0.02  # of a median, from one process to the next: twice a sweep's default --precision
+# Until these many profiles every timer has settled on a clock, whatever they hold.
+DECIDING_PROFILES = EMPTY_PROFILES + KERNELLESS_PROFILES - 1
+DECIDING_CALLS = 2  # of each workload, in each of them
+# How long a profile takes is asked of a short and of a long one, so often each.
+PROFILE_CALLS = (1, 100)
+PROFILE_REPEATS = 3
+# Statuses of a candidate that are no fault of what is checked here.
+EXPECTED_STATUSES = ("ok", "vmem_oom", "smem_oom")
+
+# Seconds, for the estimate alone. No TPU has said yet: three starts of libtpu, and a key's inputs, reference
+# and some three rounds with a profile each. Those of the interpreter are of two cores.
+START_SECONDS, KEY_SECONDS = 60.0, 6.0
+INTERPRETED_START_SECONDS, INTERPRETED_KEY_SECONDS = 20.0, 8.0
+TIMED_OF_A_KEY = 5  # candidates
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One finding. name: of NAMES. state: ok, failed or not applicable. seen: what was found, a sentence."""
+
+    name: str
+    state: str
+    seen: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """What the findings are of. device_kind: as the device spells it; None where it did not get so far.
+    interpreted: the CPU stands in for a TPU of the generation."""
+
+    autotune: str
+    interpreted: bool
+    generation: str | None
+    device_kind: str | None
+    jax: str | None
+    jaxlib: str | None
+    libtpu: str | None
+    python: str
+    system: str
+
+    @classmethod
+    def here(cls, interpreted: bool, generation: Generation | None, device_kind: str | None) -> Head:
+        """With the versions of this environment."""
+        return cls(
+            autotune=autotune.__version__,
+            interpreted=interpreted,
+            generation=generation.name if generation else None,
+            device_kind=device_kind,
+            **{name: installed.version(name) for name in ("jax", "jaxlib", "libtpu")},
+            python=platform.python_version(),
+            system=platform.platform(terse=True),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is tried. folder: gets the folders `first` and `second`, one a sweep. timeout: seconds that a
+    compile may take. progress: of a sweep."""
+
+    request: Request
+    folder: Folder
+    store: Store | None
+    jobs: int
+    timeout: float
+    progress: Callable[[Plan, Search], sweep.Progress]
+
+
+@dataclasses.dataclass
+class Tried:
+    """What came of one candidate on one device.
+
+    verdict: of the compile ahead. refused: why its executable did not load. error: why it has no right
+    outputs. outputs: how many were right. timer, note: as session.Timed has them. calls, found: those that
+    were profiled, and those of them that the profiles hold. seconds: of one profile, by its calls.
+    """
+
+    verdict: Compiled
+    refused: str | None = None
+    error: str | None = None
+    outputs: int = 0
+    timer: str | None = None
+    note: str | None = None
+    calls: int = 0
+    found: int = 0
+    seconds: dict[int, float] = dataclasses.field(default_factory=dict)
+
+
+def request(generation: Generation, interpreted: bool) -> Request:
+    """The smoke keys; for the interpreter one a layout, two candidates and one workload."""
+    keys = presets.keys("smoke")
+    if not interpreted:
+        return Request(generation=generation, keys=keys)
+    by_layout = {key.page_size: key for key in reversed(keys)}
+    return Request(
+        generation=generation,
+        keys=tuple(sorted(by_layout.values())),
+        kv_pages=(2, 4),
+        queries=(32,),
+        workloads=("mixed",),
+    )
+
+
+def expected_seconds(study: Study, interpreted: bool) -> float:
+    """Roughly how long `examine` takes, without what is recorded already."""
+    start, of_a_key = START_SECONDS, KEY_SECONDS
+    if interpreted:
+        start, of_a_key = INTERPRETED_START_SECONDS, INTERPRETED_KEY_SECONDS
+    outlook = sweep.prepare(study.request, study.folder / "first", study.store).search.outlook()
+    compiling = outlook.seconds / study.jobs  # schedules; the second sweep finds them in the store
+    if outlook.programs and not interpreted:
+        executables = 2 * TIMED_OF_A_KEY * len(study.request.keys)
+        compiling += outlook.seconds / outlook.programs * executables / study.jobs
+    return start + compiling + 2 * of_a_key * len(study.request.keys)
+
+
+def detection(find: Callable[[], Attached]) -> tuple[Check, Attached | None]:
+    """Whether the TPU is found, and the TPU; find: as attached.attached."""
+    start = time.monotonic()
+    try:
+        found = find()
+    except MachineError as error:
+        return Check("detection", FAILED, str(error)), None
+    seconds = time.monotonic() - start
+    free = "" if len(found.usable) == found.num_chips else f" ({len(found.usable)} of them free)"
+    return Check(
+        "detection",
+        OK,
+        f"{found.generation}, {found.device_kind!r}, {counted(found.num_chips, 'chip')}{free}, "
+        f"{counted(found.devices_per_chip, 'device')} a chip; JAX started on one in {seconds:.1f} s",
+    ), found
+
+
+def skipped(done: str, why: str) -> Iterator[Check]:
+    """Not applicable, for every check after the one called `done`."""
+    for name in NAMES[NAMES.index(done) + 1 :]:
+        yield Check(name, NOT_APPLICABLE, why)
+
+
+def examine(study: Study, start: Callable[[], Devices]) -> Iterator[Check]:
+    """All checks but detection, in the order of NAMES.
+
+    start: gives devices of processes of their own; called once for each of the two sweeps.
+
+    Raises:
+      UsageError: the folder cannot be written.
+    """
+    devices = start()
+    slots = devices.slots
+    try:
+        check, taken = chips(slots)
+        yield check
+        if not taken:
+            yield from skipped("chips", "no chip could be taken")
+            return
+        devices = devices._replace(slots=taken)
+        tried = try_candidate(study, devices)
+        yield executables(tried)
+        yield right(tried)
+        if tried.error:
+            yield from skipped("results", "the one candidate that was tried has no right result")
+            return
+        yield profile(tried, devices.timing.interpreted)
+        yield from _swept(study, devices, tried, start)
+    finally:
+        for slot in slots:
+            slot.close()
+
+
+def _swept(study: Study, devices: Devices, tried: Tried, start: Callable[[], Devices]) -> Iterator[Check]:
+    """What two sweeps show, the second by other processes than the first."""
+    interpreted = devices.timing.interpreted
+    first, second = study.folder / "first", study.folder / "second"
+    try:
+        summary = _sweep(study, first, devices)
+    except MachineError as error:
+        yield Check("sweep", FAILED, str(error))
+        yield from skipped("sweep", "the sweep before it failed")
+        return
+    rows = timed_rows(study, first, devices.timing.source)
+    yield whole(rows, summary, tried)
+    places = {(slot.chip, slot.index) for slot in devices.slots}
+    again = start()
+    again = again._replace(slots=tuple(slot for slot in again.slots if (slot.chip, slot.index) in places))
+    try:
+        _sweep(study, second, again)
+    except MachineError as error:
+        yield Check("clock", FAILED, f"the second sweep: {error}")
+    else:
+        yield repeated(rows, timed_rows(study, second, devices.timing.source), interpreted)
+    yield ranking(study, first, devices.timing.source)
+
+
+def _sweep(study: Study, folder: Folder, devices: Devices) -> Summary:
+    request = study.request
+    prepared = sweep.prepare(request, folder, study.store)
+    return sweep.sweep(
+        request,
+        folder,
+        study.progress(*prepared),
+        prepared=prepared,
+        store=study.store,
+        devices=devices,
+        jobs=study.jobs,
+        timeout=study.timeout,
+    )
+
+
+# Processes that hold chips.
+
+
+class _Start(NamedTuple):
+    """What came of taking a device. error: None if it was taken. seconds: that it took."""
+
+    error: str | None
+    kind: str | None
+    seconds: float
+
+
+def chips(slots: Sequence[Slot]) -> tuple[Check, tuple[Slot, ...]]:
+    """Whether every device can be taken, all at once, and those that were; they stay taken."""
+    pool = ThreadPoolExecutor(len(slots))
+    try:
+        starts = list(pool.map(_started, slots))
+    finally:
+        pool.shutdown(wait=False)  # after a Ctrl-C a start may take minutes
+    taken = tuple(slot for slot, start in zip(slots, starts, strict=True) if start.error is None)
+    number = len({slot.chip for slot in slots})
+    if failed := [start.error for start in starts if start.error]:
+        said = "; ".join(dict.fromkeys(failed))
+        return Check("chips", FAILED, f"{len(failed)} of {counted(len(slots), 'device')}: {said}"), taken
+    seconds = [start.seconds for start in starts]
+    kinds = ", ".join(sorted({repr(start.kind) for start in starts}))
+    took = f"{max(seconds):.1f} s" if len(seconds) == 1 else f"{min(seconds):.1f} to {max(seconds):.1f} s"
+    together = f"{number} processes held {number} chips at once" if number > 1 else "a process held the chip"
+    devices = counted(len(slots), "device")
+    return Check("chips", OK, f"{together}; {devices}, {kinds}; started in {took}"), taken
+
+
+def _started(slot: Slot) -> _Start:
+    start = time.monotonic()
+    try:
+        kind = slot.device().device_kind
+    except MachineError as error:
+        return _Start(str(error), None, time.monotonic() - start)
+    return _Start(None, kind, time.monotonic() - start)
+
+
+# One candidate on one device.
+
+
+def try_candidate(study: Study, devices: Devices) -> Tried:
+    """Compile BLOCKS of the first key ahead, load and run them on the first device, and profile them."""
+    request, slot, interpreted = study.request, devices.slots[0], devices.timing.interpreted
+    problem = request.keys[0].canonical_problem(request.max_num_seqs)
+    workloads = _workloads(request, interpreted)
+    target = None if interpreted else request.generation.name
+    call = Call(
+        target=target,
+        problem=problem,
+        total_num_pages=pool_pages(problem, workloads, interpreted=interpreted),
+        blocks=BLOCKS,
+        settings=request.settings,
+        device=slot.index,
+    )
+    executable = _compiled_ahead(call, study.timeout)
+    tried = Tried(executable.verdict)
+
+    def prepared() -> Device:
+        device = slot.device()
+        device.prepare(problem, workloads, request.settings, request.seed, target)
+        return device
+
+    try:
+        device = _loaded(slot, prepared, executable.payload, tried)
+        if not tried.error:
+            tried.outputs = len(workloads)
+            _profile(device, len(workloads), tried)
+    except DeviceDied as died:
+        slot.drop()
+        tried.error = died.said
+    except (PrepareFailed, MachineError) as error:
+        tried.error = str(error)
+    return tried
+
+
+def _workloads(request: Request, interpreted: bool) -> tuple[Workload, ...]:
+    """Of the first key, as a sweep makes them."""
+    key = request.keys[0]
+    problem = key.canonical_problem(request.max_num_seqs)
+    made = [workload_of(w, key, problem, request.seed) for w in request.workloads]
+    return tuple(dict.fromkeys(cut(w, problem) if interpreted else w for w in made))
+
+
+def _compiled_ahead(call: Call, timeout: float) -> Executable:
+    """What a worker that holds no device makes of a candidate."""
+    done: queue.SimpleQueue[Executable] = queue.SimpleQueue()
+    with CompilePool(1, timeout) as pool:
+        pool.submit_ahead(call, done.put)
+        executable = done.get()
+        if pool.broken:  # what came says nothing then
+            return Executable(verdict=Compiled(status="crashed", error=str(pool.broken)))
+    return executable
+
+
+def _loaded(slot: Slot, prepared: Callable[[], Device], payload: bytes | None, tried: Tried) -> Device:
+    """The device with the candidate loaded, if need be compiled there; tried.error says why it is not."""
+    device = prepared()
+    try:
+        loaded = device.load(BLOCKS, payload)
+    except DeviceDied as died:
+        if not died.loading:
+            raise
+        tried.refused = died.said
+        slot.drop()
+        device = prepared()
+        loaded = device.load(BLOCKS, None)
+    if payload and loaded.compiled and not tried.refused:
+        tried.refused = loaded.refused or "no reason was given"
+    slot.refused = tried.refused
+    if loaded.status != "ok":
+        tried.error = f"{loaded.status}: {loaded.error}"
+    return device
+
+
+def _profile(device: Device, workloads: int, tried: Tried) -> None:
+    """Have the device settle on a clock; if that is a profile's, see what one costs and what it loses."""
+    deciding = [Turn(w, BLOCKS) for w in range(workloads) for _ in range(DECIDING_CALLS)]
+    for _ in range(DECIDING_PROFILES):
+        timed = device.time(deciding)
+        tried.timer, tried.note = timed.timer, timed.note or tried.note
+        if tried.timer:
+            break
+    if tried.timer in (None, WALL_CLOCK):
+        return
+    for calls in PROFILE_CALLS:
+        took = []
+        for _ in range(PROFILE_REPEATS):
+            start = time.monotonic()
+            timed = device.time([Turn(0, BLOCKS)] * calls)
+            took.append(time.monotonic() - start)
+            tried.calls += calls
+            tried.found += sum(map(len, timed.seconds.values()))
+        tried.seconds[calls] = statistics.median(took)
+
+
+def executables(tried: Tried) -> Check:
+    """Whether what a worker compiled was loaded as it was."""
+    pair = f"{BLOCKS[0]},{BLOCKS[1]}"
+    if tried.verdict.status != "ok":
+        seen = f"{pair} does not compile ahead: {tried.verdict.status}: {tried.verdict.error}"
+        return Check("executables", FAILED, seen)
+    if tried.refused:
+        seen = f"{pair} did not load, and the device had to compile its own: {tried.refused}"
+        return Check("executables", FAILED, seen)
+    seconds = tried.verdict.seconds or 0.0
+    return Check(
+        "executables", OK, f"{pair}, compiled in {seconds:.1f} s by a process without the chip, was loaded"
+    )
+
+
+def right(tried: Tried) -> Check:
+    """Whether the candidate's outputs are those of the reference."""
+    if tried.error:
+        return Check("results", FAILED, tried.error)
+    which = "its output" if tried.outputs == 1 else f"its {tried.outputs} outputs, one a workload,"
+    return Check("results", OK, f"{which} agree{'s' if tried.outputs == 1 else ''} with the reference")
+
+
+def profile(tried: Tried, interpreted: bool) -> Check:
+    """Whether a profile holds the kernel's events, and the seconds that one takes."""
+    if interpreted:
+        clock = tried.timer or "no clock"
+        return Check("profile", NOT_APPLICABLE, f"timed by the {clock}: a CPU's profile has no device events")
+    costs = ""
+    if tried.seconds:
+        (few, short), (many, long) = tried.seconds.items()
+        costs = (
+            f"; a profile takes {short:.2f} s with {counted(few, 'call')} and {long:.2f} s with {many}, all "
+            f"told (medians of {PROFILE_REPEATS}); {tried.found} of {tried.calls} calls are in them"
+        )
+    if tried.timer == KERNEL_EVENTS:
+        return Check("profile", OK, f"timed by the {KERNEL_EVENTS}{costs}")
+    note = f" ({tried.note})" if tried.note else ""
+    clock = f"timed by the {tried.timer}" if tried.timer else f"no clock after {DECIDING_PROFILES} profiles"
+    return Check("profile", FAILED, f"{clock}, not by the {KERNEL_EVENTS}{note}{costs}")
+
+
+# Two sweeps.
+
+
+def timed_rows(study: Study, folder: Folder, source: str) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """The rows of a folder that this very request timed with the tools that are installed, by identity."""
+    wanted = {"target": study.request.generation.name, **dataclasses.asdict(dataset.Tools.installed())}
+    keys = set(study.request.keys)
+    frame = dataset.read(folder)
+    return {
+        dataset.identity(row): row
+        for row in dataset.rows_of(frame[frame["source"] == source])
+        if all(row[name] == value for name, value in wanted.items())
+        and tuple(row[name] for name in dataset.KEY_COLUMNS) in keys
+    }
+
+
+def whole(rows: dict[tuple[Any, ...], dict[str, Any]], summary: Summary, tried: Tried) -> Check:
+    """Whether a sweep timed all that it was to time.
+
+    tried: what it shows is not held against the sweep again.
+    """
+    statuses = Counter(row["status"] for row in rows.values())
+    counts = ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "nothing"
+    before = max(0, len(rows) - summary.timings.total())
+    seen = f"{counts} (a candidate on a workload each)" + (f"; {before} recorded before" if before else "")
+    if clocks := sorted({row["timer"] for row in rows.values() if row["timer"]}):
+        seen += f"; by {' and '.join(clocks)}"
+    bad = [row for row in rows.values() if row["status"] not in EXPECTED_STATUSES]
+    late = summary.compiled_here and not tried.refused
+    if bad:
+        seen += f"; the first that failed, {_which(bad[0])}: {bad[0]['error']}"
+    if late:
+        said = f": {summary.refused}" if summary.refused else ""
+        seen += f"; {summary.compiled_here} with executables that the device had to compile itself{said}"
+    return Check("sweep", FAILED if bad or late or not statuses["ok"] else OK, seen)
+
+
+def _which(row: dict[str, Any]) -> str:
+    """A row, in few words."""
+    blocks = ",".join(str(row[name]) for name in dataset.BLOCK_COLUMNS)
+    key = ", ".join(str(row[name]) for name in dataset.KEY_COLUMNS)
+    return f"{blocks} on {row['workload']} of ({key})"
+
+
+def repeated(
+    first: dict[tuple[Any, ...], dict[str, Any]],
+    second: dict[tuple[Any, ...], dict[str, Any]],
+    interpreted: bool,
+) -> Check:
+    """Whether the medians of one sweep are those of another, by the same clock, to LARGEST_CHANGE."""
+    if interpreted:
+        return Check("clock", NOT_APPLICABLE, "the interpreter's times say nothing")
+    pairs = [(row, second[name]) for name, row in first.items() if name in second]
+    pairs = [(a, b) for a, b in pairs if a["status"] == b["status"] == "ok"]
+    if not pairs:
+        return Check("clock", FAILED, "no candidate was timed in both sweeps")
+    changes = [max(_latencies(pair)) / min(_latencies(pair)) - 1.0 for pair in pairs]
+    within = sum(change <= LARGEST_CHANGE for change in changes)
+    worst = max(range(len(pairs)), key=changes.__getitem__)
+    a, b = pairs[worst]
+    chips = f"chip {a['chip']}" if a["chip"] == b["chip"] else f"chips {a['chip']} and {b['chip']}"
+    seen = (
+        f"{within} of {counted(len(pairs), 'median')} of two sweeps are within {LARGEST_CHANGE:.0%}; half of "
+        f"them within {statistics.median(changes):.1%}, the worst {changes[worst]:.1%} apart ({chips}"
+    )
+    clocks = sum(a["timer"] != b["timer"] for a, b in pairs)
+    good = within == len(pairs) and not clocks
+    seen += ")" if good else f": {_which(a)}, {a['latency_us']:.4g} and {b['latency_us']:.4g} us)"
+    if clocks:
+        seen += f"; the clock was another one for {clocks}"
+    return Check("clock", OK if good else FAILED, seen)
+
+
+def _latencies(pair: tuple[dict[str, Any], dict[str, Any]]) -> tuple[float, float]:
+    return pair[0]["latency_us"], pair[1]["latency_us"]
+
+
+def ranking(study: Study, folder: Folder, source: str) -> Check:
+    """Whether the model's order of each key's candidates is the clock's.
+
+    ok where on every key at least LEAST_AGREEMENT of the pairs that the clock can tell apart are in it.
+    """
+    if source == dataset.INTERPRETED:
+        return Check("ranking", NOT_APPLICABLE, "the interpreter's times say nothing")
+    request = study.request
+    known = Known(request, source, dataset.Tools.installed(), current(request.generation).version)
+    known.read(dataset.read(folder))
+    shares: list[float] = []
+    places: Counter[int] = Counter()
+    for key in request.keys:
+        problem = key.canonical_problem(request.max_num_seqs)
+        batches = {workload_of(w, key, problem, request.seed).fingerprint for w in request.workloads}
+        timed = {
+            blocks: geometric_mean(list(medians.values()))
+            for blocks, medians in known.timed(key, batches)[1].items()
+            if set(medians) == batches
+        }
+        order = [blocks for blocks in known.ranking(key, batches) if blocks in timed]
+        if len(order) > 1:
+            shares.append(agreement(order, timed))
+            places[order.index(min(order, key=lambda blocks: timed[blocks].median)) + 1] += 1
+    if not shares:
+        return Check("ranking", NOT_APPLICABLE, "no key has two candidates that were timed")
+    good = sum(share >= LEAST_AGREEMENT for share in shares)
+    won = ", ".join(f"{place} on {counted(number, 'key')}" for place, number in sorted(places.items()))
+    return Check(
+        "ranking",
+        OK if good == len(shares) else FAILED,
+        f"on {good} of {counted(len(shares), 'key')} at least {LEAST_AGREEMENT:.0%} of the pairs that the "
+        f"clock can tell apart are in the predicted order (least {min(shares):.0%}, mean "
+        f"{statistics.mean(shares):.0%}); the predicted place of the clock's fastest: {won}",
+    )

@@ -1,0 +1,237 @@
+"""Rows gathered by key, by what made them, and by pair of block sizes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autotune.analysis import overview
+from autotune.kernel.jax_rpa.call import published_table
+from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.results import dataset, winners
+from autotune.results.baselines import incumbent
+from autotune.tpu.generations import GENERATIONS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TRUST = {name: rank for rank, name in enumerate(dataset.SOURCES)}
+_AT_ONCE = 50_000  # rows
+_FAILURE = ("status", "needed_bytes", "limit_bytes", "error")
+
+
+class Cell(NamedTuple):
+    """One pair of a run.
+
+    score, us: over all workloads, 1.0 being the best, and microseconds; None where a pair is not ok on every
+    workload, or nothing is timed. values: a workload each, in microseconds; -1 - i for failure number i, 0
+    for ok without a latency, None without a row. intervals: (low, high) in microseconds, a workload each.
+    """
+
+    pages: int
+    queries: int
+    vmem_bytes: int | None
+    score: float | None
+    us: float | None
+    values: list[float | None]
+    intervals: list[tuple[float, float] | None] | None
+
+
+class Run(NamedTuple):
+    """What one source with one set of tools (by number) says of a key."""
+
+    source: str
+    tools: int
+    workloads: list[str]
+    cells: list[Cell]
+
+
+@dataclasses.dataclass
+class Entry:
+    """A key on a generation under one setting (by number) of the kernel.
+
+    runs: the one that decides first, then by how far they are trusted. winner: None where nothing is ok. The
+    costs are relative to the winner's latency, None where they are unknown; a status is ok, why the pair
+    failed, or None where it was not tried.
+    """
+
+    target: str
+    key: TableKey
+    setting: int
+    default: BlockSizes
+    published: BlockSizes | None
+    runs: list[Run] = dataclasses.field(default_factory=list)
+    winner: BlockSizes | None = None
+    us: float | None = None
+    tied: int = 0
+    default_cost: float | None = None
+    published_cost: float | None = None
+    default_status: str | None = None
+    published_status: str | None = None
+
+    @property
+    def today(self) -> BlockSizes:
+        """What JAX's look-up hands out: the published pair, else the default."""
+        return self.published or self.default
+
+
+class _Numbers(dict[tuple[Any, ...], int]):
+    """Numbers things from 0, in the order in which they are first asked for."""
+
+    def __missing__(self, thing: tuple[Any, ...]) -> int:
+        self[thing] = len(self)
+        return self[thing]
+
+
+class Gathered(NamedTuple):
+    """Entries, and what numbers in them stand for.
+
+    numbers: of the entries, by the columns of winners.ENTRY. settings: values of results.SETTING_COLUMNS.
+    tools: values of winners.TOOLS. failures: (status, needed_bytes, limit_bytes, error).
+    """
+
+    entries: list[Entry]
+    numbers: Mapping[tuple[Any, ...], int]
+    settings: list[tuple[Any, ...]]
+    tools: list[tuple[Any, ...]]
+    failures: list[tuple[Any, ...]]
+
+
+def gather(frame: pd.DataFrame) -> Gathered:
+    """All keys of some rows, with every run; nothing is decided yet.
+
+    frame: rows as `results.read` gives them.
+    """
+    published = published_table()
+    numbers, settings, tools, failures = _Numbers(), _Numbers(), _Numbers(), _Numbers()
+    entries: list[Entry] = []
+    places = []  # (entry, tools) of each row
+    made: dict[tuple[int, int], list[_Row]] = {}
+    for line in _lines(frame):
+        entry = tuple(line[name] for name in winners.ENTRY)
+        place = numbers[entry], tools[tuple(line[name] for name in winners.TOOLS)]
+        if place[0] == len(entries):
+            key = TableKey(*(line[name] for name in dataset.KEY_COLUMNS))
+            setting = settings[tuple(line[name] for name in dataset.SETTING_COLUMNS)]
+            now = incumbent(GENERATIONS[line["target"]], key, published)
+            entries.append(Entry(line["target"], key, setting, now.default, now.published))
+        places.append(place)
+        made.setdefault(place, []).append(_row(line, failures))
+    scores = _scores(frame, places)
+    kits = list(tools)
+    for place, rows in made.items():
+        source = kits[place[1]][winners.TOOLS.index("source")]
+        entries[place[0]].runs.append(_run(rows, source, place[1], scores.get(place, {})))
+    for one in entries:
+        one.runs.sort(key=lambda run: _TRUST[run.source])
+    return Gathered(entries, numbers, list(settings), list(tools), list(failures))
+
+
+def decide(gathered: Gathered, chosen: pd.DataFrame, lines: Sequence[overview.Line]) -> None:
+    """Put winners into their entries; chosen and lines: as `winners.choose` and `show.compared` give them."""
+    tools = {kit: number for number, kit in enumerate(gathered.tools)}
+    for entry, kit, line in zip(
+        _tuples(chosen, winners.ENTRY), _tuples(chosen, winners.TOOLS), lines, strict=True
+    ):
+        one = gathered.entries[gathered.numbers[entry]]
+        one.winner = BlockSizes(*map(int, line.blocks))
+        one.us, one.tied = float(line.latency_us), int(line.tied)
+        one.default_cost, one.published_cost = line.default_cost, line.published_cost
+        one.default_status, one.published_status = line.default_status, line.published_status
+        first = next(i for i, run in enumerate(one.runs) if run.tools == tools[kit])
+        one.runs.insert(0, one.runs.pop(first))
+
+
+def _scores(
+    frame: pd.DataFrame, places: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], dict[BlockSizes, tuple[float, float]]]:
+    """(score, microseconds) of each pair, by entry and tools; places: a row each.
+
+    `winners.scores` judges one run of an entry: all first runs are asked for together, then all second ones.
+    """
+    import numpy as np
+
+    turn: dict[tuple[int, int], int] = {}
+    seen: dict[int, int] = {}
+    for place in dict.fromkeys(places):
+        turn[place] = seen[place[0]] = seen.get(place[0], -1) + 1
+    turns = np.array([turn[place] for place in places])
+    timed = (frame["source"] != dataset.INTERPRETED).to_numpy(bool)
+    out: dict[tuple[int, int], dict[BlockSizes, tuple[float, float]]] = {}
+    for now in range(max(turn.values(), default=-1) + 1):
+        [rows] = np.nonzero((turns == now) & timed)
+        part = frame.iloc[rows].reset_index(drop=True)
+        here = dict(zip(_tuples(part, winners.ENTRY), (places[row] for row in rows.tolist()), strict=True))
+        scored = winners.scores(part)
+        for entry, blocks, score, us in zip(
+            _tuples(scored, winners.ENTRY),
+            winners.blocks_of(scored),
+            scored["score"].tolist(),
+            scored["latency_us"].tolist(),
+            strict=True,
+        ):
+            out.setdefault(here[entry], {})[blocks] = score, us
+    return out
+
+
+def _tuples(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[Any, ...]]:
+    """The lines' values of some columns, None where one is missing."""
+    return zip(*(frame[n].astype(object).where(frame[n].notna(), None) for n in columns), strict=True)
+
+
+class _Row(NamedTuple):
+    """What a cell needs of a row; value as in Cell."""
+
+    blocks: BlockSizes
+    workload: str
+    fingerprint: str
+    vmem_bytes: int
+    value: float
+    interval: tuple[float, float] | None
+
+
+def _lines(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """The rows, some at a time: a million of them as Python's own values are gigabytes."""
+    for start in range(0, len(frame), _AT_ONCE):
+        yield from dataset.rows_of(frame.iloc[start : start + _AT_ONCE])
+
+
+def _row(line: Mapping[str, Any], failures: _Numbers) -> _Row:
+    timed = line["source"] != dataset.INTERPRETED
+    value = (line["latency_us"] or 0.0) if timed else 0.0
+    if line["status"] != "ok":
+        value = -1.0 - failures[tuple(line[name] for name in _FAILURE)]
+    low, high = line["latency_low_us"], line["latency_high_us"]
+    return _Row(
+        BlockSizes(*(line[name] for name in dataset.BLOCK_COLUMNS)),
+        sys.intern(line["workload"]),
+        sys.intern(line["workload_fingerprint"]),
+        line["vmem_used_bytes"] or 0,
+        value,
+        (low, high) if timed and low is not None and high is not None else None,
+    )
+
+
+def _run(
+    rows: Sequence[_Row], source: str, tools: int, scores: Mapping[BlockSizes, tuple[float, float]]
+) -> Run:
+    names = {row.fingerprint: row.workload for row in rows}
+    several = len(set(names.values())) < len(names)  # one name for different batches
+    labels = {
+        fingerprint: f"{name} {fingerprint[:8]}" if several else name
+        for fingerprint, name in sorted(names.items(), key=lambda item: item[::-1])
+    }
+    pairs: dict[BlockSizes, dict[str, _Row]] = {}
+    for row in rows:
+        pairs.setdefault(row.blocks, {})[row.fingerprint] = row
+    cells = []
+    for blocks, by_workload in sorted(pairs.items()):
+        own = [by_workload.get(fingerprint) for fingerprint in labels]
+        intervals = [row and row.interval for row in own]
+        vmem = max(row.vmem_bytes for row in by_workload.values())
+        score, us = scores.get(blocks, (None, None))
+        values = [row and row.value for row in own]
+        cells.append(Cell(*blocks, vmem or None, score, us, values, intervals if any(intervals) else None))
+    return Run(source, tools, list(labels.values()), cells)

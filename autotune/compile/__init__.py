@@ -1,0 +1,1 @@
+"""Compiles in processes that may die, and the cache of their results."""

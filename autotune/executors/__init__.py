@@ -1,0 +1,1 @@
+"""Where a sweep's processes run: this machine or a Ray cluster."""

@@ -1,0 +1,1 @@
+"""JAX's ragged paged attention kernel: its call, key, inputs and reference."""

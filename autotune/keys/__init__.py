@@ -1,0 +1,1 @@
+"""Keys to sweep: from models, shapes, presets and files."""

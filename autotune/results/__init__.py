@@ -1,0 +1,1 @@
+"""Rows: how they are kept, read and checked, and the winners and scores that follow from them."""

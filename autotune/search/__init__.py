@@ -1,0 +1,1 @@
+"""Which candidates a key has, what a sweep has to do, and which program to compile next."""
