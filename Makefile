@@ -62,7 +62,7 @@ table-%: $(VENV)/installed
 	for preset in published serving 'long --max-num-seqs 64'; do \
 	  $(BIN)/autotune sweep --target $* --preset $$preset --vmem-limit 100MiB --compile-timeout 7200 \
 	  --out $(TABLES)/$* > /dev/null || exit; done
-	$(BIN)/python -m autotune.commit $(TABLES)/$* $*
+	$(BIN)/python tools/make_tables.py $(TABLES)/$* $*
 
 clean:
 	rm -rf .venv .venv-* build *.egg-info

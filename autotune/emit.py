@@ -13,8 +13,9 @@ from autotune.io.folders import Folder
 from autotune.io.terminal import counted, typed
 from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, maintenance, unfinished, winners
+from autotune.results import dataset, maintenance, schema, unfinished, winners
 from autotune.results.baselines import incumbents_of, uncompared
+from autotune.results.rows import keys_of, rows_of
 from autotune.results.unfinished import Begun
 from autotune.tables import load, merge, render
 from autotune.tables import source as source_module
@@ -76,12 +77,12 @@ class Winners:
         """Where the values of the base come from."""
         if self.base is None:
             return "nowhere"
-        return dataset.MODELLED if self.base.modelled else str(self.base.provenance.get("source", "unknown"))
+        return schema.MODELLED if self.base.modelled else str(self.base.provenance.get("source", "unknown"))
 
     def sources(self) -> dict[tuple[str, TableKey], str]:
         """Where the value of each generation's key comes from."""
         of_rows = zip(
-            zip(self.lines["target"], winners.keys_of(self.lines), strict=True),
+            zip(self.lines["target"], keys_of(self.lines), strict=True),
             self.lines["source"],
             strict=True,
         )
@@ -114,7 +115,7 @@ def read(
       AutotuneError: no candidate is ok.
     """
     frame = dataset.read(folder, [*winners.READ_COLUMNS, "host"])
-    if interpreted := int((frame["source"] == dataset.INTERPRETED).sum()):
+    if interpreted := int((frame["source"] == schema.INTERPRETED).sum()):
         raise UsageError(
             f"results folder {str(folder)!r} holds {interpreted} interpreted rows, which show that the "
             "kernel is right, not how fast it is: no table is made of such a folder; sweep into another one, "
@@ -172,7 +173,7 @@ def emit(
     sources = Counter[str]()
     for (_, source), count in sorted(held.items()):
         sources[source] += count
-    source = dataset.MODELLED if dataset.MODELLED in sources else ", ".join(sorted(sources))
+    source = schema.MODELLED if schema.MODELLED in sources else ", ".join(sorted(sources))
     provenance = _provenance(won, held, source)
     stated = {"source": source, **{f"note_{i}": line for i, line in enumerate(provenance, 1)}}
     if names == "jax":
@@ -181,7 +182,7 @@ def emit(
             stated[source_module.LOOKUP] = rule.name
         table = Table(dialect=JAX, devices=devices, provenance=stated)
         return Emitted(source_module.render(table, _ROWS_TITLE), len(table), sources)
-    limit = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
+    limit = rows_of(lines[schema.SETTING_COLUMNS].head(1))[0]["vmem_limit_bytes"]
     text = render.render(won.tables, source, provenance, limit)
     return Emitted(text, held.total(), sources)
 
@@ -189,13 +190,13 @@ def emit(
 def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool) -> None:
     """Refuse what no table may hold."""
     sources = set(lines["source"])
-    if dataset.INTERPRETED in sources:
+    if schema.INTERPRETED in sources:
         raise UsageError(
             "some winners come from interpreted rows, which show that the kernel is right, not how fast "
             "it is: sweep on a TPU, or for a --target without one"
         )
-    if dataset.MODELLED in sources and not allow_modelled:
-        count = int((lines["source"] == dataset.MODELLED).sum())
+    if schema.MODELLED in sources and not allow_modelled:
+        count = int((lines["source"] == schema.MODELLED).sum())
         raise UsageError(
             f"{count} of {len(lines)} winners are modelled, from the compiler's schedule and not timed on a "
             "TPU: add --allow-modelled to emit them, and the table will say so"
@@ -205,9 +206,9 @@ def require_known(lines: pd.DataFrame, base: Table | None, allow_modelled: bool)
             f"the values of --base {base.origin} are modelled: add --allow-modelled to keep them, and the "
             "table will say so"
         )
-    settings = lines[dataset.SETTING_COLUMNS].drop_duplicates()
+    settings = lines[schema.SETTING_COLUMNS].drop_duplicates()
     if len(settings) > 1:
-        kinds = "; ".join(settings_text(row) for row in dataset.rows_of(settings))
+        kinds = "; ".join(settings_text(row) for row in rows_of(settings))
         raise UsageError(
             f"the rows hold {len(settings)} settings of the kernel's static arguments ({kinds}), and a table "
             "holds one: keep each in a results folder of its own"
@@ -243,18 +244,18 @@ def _provenance(won: Winners, held: Counter[tuple[str, str]], source: str) -> li
     held: how many values the table holds, by name of the device and source.
     """
     lines = won.lines
-    settings = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]
+    settings = rows_of(lines[schema.SETTING_COLUMNS].head(1))[0]
     text = []
-    modelled = sum(count for (_, of), count in held.items() if of == dataset.MODELLED)
+    modelled = sum(count for (_, of), count in held.items() if of == schema.MODELLED)
     if modelled:
         models = ", ".join(sorted(lines["model"].dropna().unique())) or "that of the table merged into"
         text += [
             f"MODELLED: {modelled} of {held.total()} values come from the compiler's schedule and a cost",
             f"model ({models}). They were not timed on a TPU.",
         ]
-    elif source == dataset.MEASURED:
+    elif source == schema.MEASURED:
         text.append("MEASURED: every value was timed on a TPU.")
-    timed = lines[lines["source"] == dataset.MEASURED]
+    timed = lines[lines["source"] == schema.MEASURED]
     if len(timed):
         hosts = sorted({host for names in timed.get("hosts", ()) for host in names})
         text += textwrap.wrap(f"timed on: {', '.join(hosts) or 'hosts that the rows do not name'}", 96)

@@ -15,17 +15,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
+from autotune.compile.batch import require_compiler
 from autotune.compile.cache import Store
 from autotune.compile.local_pool import CompilePool
 from autotune.compile.pool import Pool, StartPool, Task
 from autotune.compile.schedules import Schedules
-from autotune.errors import MachineError
 from autotune.io.folders import Folder
 from autotune.io.terminal import counted
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.model.calibrate import current
 from autotune.model.cost import Calibration, latency_seconds
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.results.spool import Outbox
 from autotune.search import shard, space
 from autotune.search.plan import Plan, Planner, Request, Trial
@@ -88,7 +88,7 @@ def prepare(request: Request, folder: Folder, store: Store | None, part: Shard |
     store: verdicts of earlier sweeps. part: only the programs of this shard.
     """
     frame = dataset.read(folder) if dataset.names(folder) or folder.is_dir() else None
-    tools = dataset.Tools.installed()
+    tools = schema.Tools.installed()
 
     def kept(programs: list[Program]) -> dict[Program, Compiled]:
         return store.get(request.generation.name, tools, programs) if store else {}
@@ -96,23 +96,6 @@ def prepare(request: Request, folder: Folder, store: Store | None, part: Shard |
     mine = shard.programs(request, part) if part else None
     plan = Planner(request, frame, tools, current(request.generation).version, kept).plan(mine)
     return Prepared(plan, search_for(request, plan))
-
-
-def require_compiler() -> None:
-    """Raises MachineError where libtpu, and so the TPU compiler, is not there, or jax does not fit.
-
-    A jax that does not fit need not stop a sweep: it could fill it with rows of failures.
-    """
-    from autotune.io import installed
-
-    why = installed.too_old()
-    if why is None and installed.libtpu_file() is None:
-        why = (
-            "libtpu, which holds the TPU compiler, is not installed: on Linux x86-64 type "
-            "`pip install 'jax[tpu]'`; it does not exist for other systems"
-        )
-    if why:
-        raise MachineError(f"{why}; `autotune doctor` says more")
 
 
 def search_for(request: Request, plan: Plan) -> Search:
@@ -151,9 +134,9 @@ class _Recorder:
         self._outbox = outbox
         self._progress = progress
         self._timing = timing
-        self._tools = dataset.Tools.installed()
+        self._tools = schema.Tools.installed()
         self._calibration = current(request.generation)
-        source = timing.source if timing else dataset.MODELLED
+        source = timing.source if timing else schema.MODELLED
         self.known = Known(request, source, self._tools, self._calibration.version)
         self.summary = Summary()
         self._rows: list[dict[str, Any]] = []
@@ -391,7 +374,7 @@ def model_rows(
     generation: Generation,
     trial: Trial,
     verdict: Compiled,
-    tools: dataset.Tools,
+    tools: schema.Tools,
     calibration: Calibration,
 ) -> Iterator[dict[str, Any]]:
     """The modelled rows of one candidate of one key, a row a workload."""
@@ -407,14 +390,14 @@ def model_rows(
             latency_us = 1e6 * latency_seconds(
                 generation, trial.problem, blocks, batch, compiled.cycles, calibration
             )
-        yield dataset.row(
+        yield schema.row(
             target=generation.name,
             device_kind=generation.device_kinds[0],
             key=trial.key,
             problem=trial.problem,
             program=trial.program,
             workload=batch,
-            source=dataset.MODELLED,
+            source=schema.MODELLED,
             model=calibration.version,
             status=verdict.status,
             tools=tools,
@@ -434,12 +417,12 @@ def timed_row(
     timing: Timing,
     job: Job,
     result: Result,
-    tools: dataset.Tools,
+    tools: schema.Tools,
     program: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The row of one candidate of a key on one workload. program: the columns that its schedule fills."""
     found = result.found
-    return dataset.row(
+    return schema.row(
         target=request.generation.name,
         device_kind=timing.device_kind,
         key=job.key,

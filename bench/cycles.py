@@ -24,7 +24,7 @@ from autotune.io.files import whole
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.jax_rpa.tiling import is_canonical
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.search.space import expected_compile_seconds
 from autotune.tpu import generations
 from autotune.tpu.generations import MIB

@@ -21,7 +21,8 @@ from autotune.cli.eta import START_SECONDS, seconds_left, seconds_of
 from autotune.kernel.problem import Settings
 from autotune.keys import presets
 from autotune.model.calibrate import current
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
 from autotune.results.scores import COMMITTED_ROWS
 from autotune.search.plan import Planner, Request, known
 from autotune.search.space import expected_compile_seconds
@@ -41,9 +42,9 @@ class Moment(NamedTuple):
 def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
     """The target, the programs, and the moments at which a verdict came."""
     frame = dataset.read(folder)
-    first = dataset.rows_of(frame.head(1))[0]
+    first = rows_of(frame.head(1))[0]
     generation = generations.by_name(first["target"])
-    tools = dataset.Tools(*(first[name] for name in dataset.TOOL_COLUMNS))
+    tools = schema.Tools(*(first[name] for name in schema.TOOL_COLUMNS))
     request = Request(
         generation=generation,
         keys=presets.keys("published"),

@@ -21,8 +21,9 @@ from pathlib import Path
 
 from autotune.kernel.problem import NO_SETTINGS, Program, TableKey
 from autotune.keys import presets
-from autotune.results import dataset, winners
+from autotune.results import dataset, schema, winners
 from autotune.results.baselines import incumbent
+from autotune.results.rows import blocks_of, keys_of
 from autotune.search import space
 from autotune.tpu import generations
 
@@ -75,7 +76,7 @@ print(json.dumps([compiles, best]))
 """
 
 
-def keys_of(model: str) -> list[TableKey]:
+def keys_for(model: str) -> list[TableKey]:
     return [
         TableKey("bfloat16", "bfloat16", q_heads, kv_heads, 128, page_size, tokens, 2048)
         for q_heads, kv_heads, page_size in MODELS[model]
@@ -115,8 +116,8 @@ def ours(keys: list[TableKey], folder: Path) -> tuple[float, int, list[tuple[int
     seconds = time.perf_counter() - start
     frame = dataset.read(folder / "r")
     lines = winners.choose(winners.scores(frame))
-    best = dict(zip(winners.keys_of(lines), winners.blocks_of(lines), strict=True))
-    layout = [*dataset.KEY_COLUMNS[:6], *dataset.BLOCK_COLUMNS]
+    best = dict(zip(keys_of(lines), blocks_of(lines), strict=True))
+    layout = [*schema.KEY_COLUMNS[:6], *schema.BLOCK_COLUMNS]
     compiles = frame.drop_duplicates(layout)["compile_seconds"].notna().sum()
     return seconds, int(compiles), [tuple(best[key]) for key in keys]
 
@@ -139,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", action="append", choices=list(MODELS))
     for model in parser.parse_args().model or MODELS:
-        keys = keys_of(model)
+        keys = keys_for(model)
         with tempfile.TemporaryDirectory() as scratch:
             our_seconds, our_compiles, our_best = ours(keys, Path(scratch))
         naive_seconds, naive_compiles, naive_best = naive(keys)

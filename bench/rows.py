@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Program, TableKey
 from autotune.kernel.workload import Sequence, Workload
-from autotune.results import dataset
+from autotune.results import schema
 
 WORKLOADS = ("mixed", "decode-heavy", "prefill-heavy")
 CANDIDATES = [BlockSizes(pages, queries) for pages in (4, 8, 16, 32) for queries in (32, 64)]
@@ -33,7 +33,7 @@ def make(folder: Path, count: int) -> int:
     per_key = len(CANDIDATES) * len(WORKLOADS)
     keys = -(-count // per_key)
     rng = np.random.default_rng(0)
-    template = dataset.row(
+    template = schema.row(
         target="v6e",
         device_kind="TPU v6 lite",
         key=(key := TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)),
@@ -42,7 +42,7 @@ def make(folder: Path, count: int) -> int:
         workload=Workload("mixed", (Sequence(1, 1),)),
         source="modelled",
         status="ok",
-        tools=dataset.Tools("1", "1", "1", "x"),
+        tools=schema.Tools("1", "1", "1", "x"),
         model="m",
         cycles=[60, 280, 27, 1645],
         smem_used_bytes=4096,
@@ -77,9 +77,9 @@ def make(folder: Path, count: int) -> int:
             _array(columns[field.name][start : start + size]).cast(field.type)
             if field.name in columns
             else pa.array([template[field.name]] * size, field.type)
-            for field in dataset.schema()
+            for field in schema.arrow()
         ]
-        pq.write_table(pa.table(arrays, schema=dataset.schema()), folder / f"rows-{number}.parquet")
+        pq.write_table(pa.table(arrays, schema=schema.arrow()), folder / f"rows-{number}.parquet")
     return rows
 
 

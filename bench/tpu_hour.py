@@ -47,7 +47,8 @@ from autotune.kernel.problem import (
 from autotune.kernel.workload import GENERATORS, Workload, generate, place
 from autotune.keys import presets
 from autotune.model.calibrate import current
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
 from autotune.search.plan import Planner, Request
 from autotune.search.plan import known as verdicts_of
 from autotune.search.space import expected_compile_seconds
@@ -136,9 +137,9 @@ class Preset:
 def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
     """The published keys, or some of them, from the rows that are committed with a generation's table."""
     frame = dataset.read(ROWS / target)
-    row = dataset.rows_of(frame.head(1))[0]
-    settings = {name: row[name] for name in dataset.SETTING_COLUMNS}
-    tools = dataset.Tools(**{name: row[name] for name in dataset.TOOL_COLUMNS})
+    row = rows_of(frame.head(1))[0]
+    settings = {name: row[name] for name in schema.SETTING_COLUMNS}
+    tools = schema.Tools(**{name: row[name] for name in schema.TOOL_COLUMNS})
     generation = generations.by_name(target)
     request = Request(
         generation=generation,
@@ -146,7 +147,7 @@ def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
         settings=Settings(**settings),
     )
     model = current(generation).version
-    known = Known(request, dataset.MEASURED, tools, model)
+    known = Known(request, schema.MEASURED, tools, model)
     known.read(frame)
     plan = Planner(request, frame, tools, model).plan()
     seconds = {p: v.seconds for p, v in verdicts_of(request, frame, tools).items() if v.seconds}

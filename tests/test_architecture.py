@@ -1,4 +1,4 @@
-"""The floors of docs/architecture.md: a module imports only from floors below its own."""
+"""Imports go down one list of packages, and docs/architecture.md has that list."""
 
 from __future__ import annotations
 
@@ -9,163 +9,78 @@ import pytest
 
 from tests.conftest import ROOT
 
-# From the ground up. A name that ends with a dot stands for all modules below it.
-FLOORS: tuple[tuple[str, ...], ...] = (
-    ("autotune", "autotune.errors", "autotune.io.terminal"),
-    (
-        *("autotune.io.files", "autotune.executors.ray_cluster", "autotune.io.installed"),
-        "autotune.io.patience",
-    ),
-    ("autotune.io.folders",),
-    ("autotune.kernel", "autotune.kernel.problem"),
-    ("autotune.kernel.jax_rpa.tiling", "autotune.kernel.workload"),
-    ("autotune.kernel.jax_rpa.call", "autotune.kernel.jax_rpa.reference"),
-    ("autotune.kernel.jax_rpa.inputs", "autotune.kernel.jax_rpa.interpret"),
-    (
-        *("autotune.tpu", "autotune.tpu.generations", "autotune.tpu.schedule", "autotune.tpu.environment"),
-        *("autotune.timing.statistics", "autotune.timing.profile"),
-    ),
-    ("autotune.tpu.attached", "autotune.timing.timer", "autotune.tpu.compiler"),
-    ("autotune.tpu.executable",),
-    ("autotune.timing.device_worker",),
-    (
-        "autotune.cli.eta",
-        "autotune.results.validate",
-        "autotune.results.codes",
-        "autotune.compile.pool",
-        "autotune.keys.models",
-        "autotune.keys.files",
-    ),
-    ("autotune.keys.hf_config",),
-    ("autotune.keys.builtin_models",),
-    (
-        "autotune.model.cost",
-        "autotune.search.space",
-        "autotune.results.dataset",
-        "autotune.keys.presets",
-        "autotune.tables.",
-    ),
-    (
-        *("autotune.results.unfinished", "autotune.results.winners", "autotune.results.maintenance"),
-        "autotune.results.spool",
-        *(
-            "autotune.compile.local_pool",
-            "autotune.timing.device_process",
-            "autotune.timing.shortlist",
-            "autotune.keys.feasibility",
-        ),
-    ),
-    ("autotune.timing.slot", "autotune.executors.ray_pool"),
-    ("autotune.timing.key_timing",),
-    ("autotune.timing.devices",),
-    ("autotune.executors.ray_devices", "autotune.timing.chip_threads"),
-    ("autotune.executors.places",),
-    ("autotune.results.baselines",),
-    (
-        "autotune.results.scores",
-        "autotune.tables.merge",
-        "autotune.tables.load",
-        "autotune.tables.lookup",
-        "autotune.tables.override",
-    ),
-    ("autotune.search.plan", "autotune.model.surrogate", "autotune.compile.cache", "autotune.tables"),
-    ("autotune.search.strategy",),
-    ("autotune.compile.schedules",),
-    ("autotune.model.calibrate", "autotune.cli.progress", "autotune.search.shard"),
-    ("autotune.keys.estimates",),
-    ("autotune.keys.padding",),
-    ("autotune.keys.resolve",),
-    (
-        "autotune.timing.history",
-        "autotune.emit",
-        "autotune.analysis.overview",
-        "autotune.analysis.check",
-        "autotune.analysis.diff",
-        "autotune.analysis.explain",
-    ),
-    ("autotune.timing.chip_jobs",),
-    ("autotune.sweep",),
-    (
-        "autotune.commit",
-        "autotune.analysis.confirm",
-        "autotune.compile.batch",
-        "autotune.cli.render.check",
-        "autotune.cli.render.diff",
-        "autotune.cli.render.overview",
-        "autotune.cli.render.explain",
-        "autotune.analysis.report.",
-    ),
-    ("autotune.doctor.probe", "autotune.cli.render.confirm"),
-    ("autotune.doctor.checks",),
-    ("autotune.doctor.machine",),
-    ("autotune.doctor.examine",),
-    ("autotune.cli.render.doctor",),
-    ("autotune.cli.commands.",),
-    ("autotune.cli.main",),
-    ("autotune.__main__", "autotune.cli.reference"),
+# A package imports only from those before it, whatever the place in a file.
+ORDER = (
+    *("errors", "io", "kernel", "tpu", "results", "tables", "model", "search", "compile", "timing"),
+    *("executors", "keys", "sweep", "emit", "analysis", "doctor", "cli"),
 )
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in (ROOT / "autotune").rglob("*.py")
-}
+MODULES = sorted(path for path in (ROOT / "autotune").rglob("*.py") if path.name != "__main__.py")
 
 
-def floor_of(module: str) -> int | None:
-    for number, names in enumerate(FLOORS):
-        if module in names:
-            return number
-    for number, names in enumerate(FLOORS):
-        if any(name.endswith(".") and f"{module}.".startswith(name) for name in names):
-            return number
-    return None
-
-
-def imports_of(path: Path) -> set[str]:
-    """The project's modules that a module imports, inside functions too."""
+def packages_of(text: str) -> set[str]:
+    """What of autotune a module imports, inside functions too: the second part of each dotted name."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "autotune":
+            names = [f"autotune.{alias.name}" for alias in node.names if alias.name != "__version__"]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in MODULES else node.module)
-    return {name for name in found if name in MODULES}
+            names = [node.module]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("autotune.")}
+    return found
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_a_module_imports_only_from_floors_below(module: str) -> None:
-    own = floor_of(module)
-    assert own is not None, f"{module} has no floor: give it one in FLOORS and in docs/architecture.md"
-    siblings = module.rpartition(".")[0]
-    for name in imports_of(MODULES[module]) - {module, "autotune"}:
-        below = floor_of(name)
-        assert below is not None
-        # Modules of one package that has a floor to itself may use one another.
-        same_package = below == own and name.rpartition(".")[0] == siblings != "autotune"
-        assert below < own or same_package, f"{module} (floor {own}) imports {name} (floor {below})"
+def upward(package: str, text: str) -> set[str]:
+    """Imports that do not go down the list."""
+    return {name for name in packages_of(text) if ORDER.index(name) > ORDER.index(package)}
 
 
-def test_floors_name_no_module_that_is_gone() -> None:
-    named = {name for names in FLOORS for name in names if not name.endswith(".")}
-    assert named <= set(MODULES)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_imports_go_down_the_list(path: Path) -> None:
+    package = path.relative_to(ROOT / "autotune").with_suffix("").parts[0]
+    text = path.read_text()
+    if package == "__init__":
+        assert not packages_of(text)
+    else:
+        assert not upward(package, text)
 
 
-def test_the_kernel_knows_no_file_process_or_screen() -> None:
-    for module, path in MODULES.items():
-        if module.startswith("autotune.kernel"):
-            text = path.read_text()
-            for word in ("subprocess", "multiprocessing", "pyarrow", "pandas", "click", "rich"):
-                assert f"import {word}" not in text, f"{module} imports {word}"
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "from autotune.cli.progress import CompileProgress",
+        "def f():\n    from autotune import sweep",
+        "import autotune.timing.timer as t",
+    ],
+)
+def test_an_import_that_goes_up_is_found(planted: str) -> None:
+    text = (ROOT / "autotune" / "results" / "winners.py").read_text()
+    assert not upward("results", text)
+    assert upward("results", f"{text}\n{planted}\n")
 
 
-def test_architecture_page_names_every_module() -> None:
+def test_only_the_command_line_prints() -> None:
+    for path in MODULES:
+        package = path.relative_to(ROOT / "autotune").parts[0]
+        calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+        prints = [f for f in calls if isinstance(f, ast.Name) and f.id == "print"]
+        echoes = [f for f in calls if isinstance(f, ast.Attribute) and f.attr == "echo"]
+        # A process that compiles or times has its own standard error, which its parent reads.
+        child = path.name in ("local_pool.py", "device_worker.py", "probe.py")
+        child |= path.name == "terminal.py"  # `say`: the one line by which a file that is not trusted is told
+        assert package == "cli" or child or not (prints or echoes), path
+
+
+def test_the_page_has_the_list_and_is_short() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
-    missing = [
-        path.relative_to(ROOT / "autotune").as_posix()
-        for module, path in MODULES.items()
-        if path.name not in ("__init__.py", "__main__.py")
-        and not module.startswith(("autotune.cli.commands", "autotune.tables.tpu_"))
-        and path.relative_to(ROOT / "autotune").as_posix() not in page
+    assert len(page.splitlines()) <= 120
+    listed = [
+        line.split()[0].rstrip("/").removesuffix(".py") for line in page.splitlines() if line[:2] == "  "
     ]
-    assert not missing
+    assert [name for name in listed if name in ORDER] == list(ORDER)
+    assert {path.name for path in (ROOT / "autotune").iterdir() if (path / "__init__.py").is_file()} <= set(
+        listed
+    )

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from autotune import __version__
-from autotune.results import dataset
+from autotune.results import schema
 from tests.conftest import ROOT
 
 
@@ -20,8 +20,8 @@ def test_cli_page_is_what_the_commands_say() -> None:
 def test_results_page_lists_every_column() -> None:
     page = (ROOT / "docs" / "results.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|$", page, re.M)
-    assert tuple((n, kind.strip(), meaning.strip()) for n, kind, meaning in rows) == dataset.COLUMNS
-    assert f"schema_version is {dataset.SCHEMA_VERSION}" in page
+    assert tuple((n, kind.strip(), meaning.strip()) for n, kind, meaning in rows) == schema.COLUMNS
+    assert f"schema_version is {schema.SCHEMA_VERSION}" in page
 
 
 def test_changelog_has_this_version() -> None:

@@ -14,7 +14,8 @@ import pytest
 from autotune import emit, tables
 from autotune.errors import AutotuneError, UsageError
 from autotune.kernel.problem import BlockSizes, Settings, TableKey
-from autotune.results import dataset, winners
+from autotune.results import dataset
+from autotune.results.rows import blocks_of, rows_of
 from autotune.tables import render
 from autotune.tables.source import read_text
 from autotune.tpu.compiler import environment
@@ -75,7 +76,7 @@ def test_interpreted_rows_are_always_refused(tmp_path: Path) -> None:
 
 
 def test_the_same_rows_give_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    for row in reversed(dataset.rows_of(dataset.read(folder))):
+    for row in reversed(rows_of(dataset.read(folder))):
         dataset.append(tmp_path / "again", [row])
     assert emitted(folder) == emitted(tmp_path / "again")
 
@@ -266,7 +267,7 @@ def test_winners_of_v5e_and_v5p_are_kept_apart(tmp_path: Path) -> None:
         tmp_path, [make_row(4, target="v5e", latency_us=1.0), make_row(16, target="v5p", latency_us=1.0)]
     )
     lines = emit.winning_lines(tmp_path)
-    assert dict(zip(lines["target"], winners.blocks_of(lines), strict=True)) == {
+    assert dict(zip(lines["target"], blocks_of(lines), strict=True)) == {
         "v5e": (4, 32),
         "v5p": (16, 32),
     }

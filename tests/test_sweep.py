@@ -19,7 +19,8 @@ import pytest
 from autotune.analysis import overview
 from autotune.cli.commands import sweep
 from autotune.kernel.problem import TableKey
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
 from autotune.search.plan import Request
 from autotune.timing.history import Known
 from autotune.tpu.generations import V6E
@@ -71,7 +72,7 @@ def test_sweep_show_and_emit(autotune: Run, tmp_path: Path) -> None:
     assert "autotune emit r --allow-modelled" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
 
-    rows = dataset.rows_of(dataset.read(tmp_path / "r"))
+    rows = rows_of(dataset.read(tmp_path / "r"))
     assert len(rows) == 4 * 3
     assert {row["workload"] for row in rows} == {"mixed", "decode-heavy", "prefill-heavy"}
     for row in rows:
@@ -147,11 +148,11 @@ def test_failures_are_rows_and_never_win(autotune: Run, tmp_path: Path) -> None:
         *("--kv-pages", "4,16,32", "--queries", "32,1024", "--vmem-limit", "500KiB"),
     )
     assert done.returncode == 0, done.stderr
-    frame = dataset.read(tmp_path / "r").drop_duplicates(dataset.BLOCK_COLUMNS)
+    frame = dataset.read(tmp_path / "r").drop_duplicates(schema.BLOCK_COLUMNS)
     found = {
         (int(p), int(q)): (status, error)
         for p, q, status, error in zip(
-            *(frame[c] for c in (*dataset.BLOCK_COLUMNS, "status", "error")), strict=True
+            *(frame[c] for c in (*schema.BLOCK_COLUMNS, "status", "error")), strict=True
         )
     }
     assert found[4, 32][0] == "ok"
@@ -175,7 +176,7 @@ def test_heads_of_256_compile_as_the_check_in_advance_says(autotune: Run, tmp_pa
     )
     assert "type kv_heads=1, those of one of several chips" in done.stderr
     rows = dataset.read(tmp_path / "r", ["status", "error"])
-    found = {(row["num_kv_heads_per_blk"], row["status"]) for row in dataset.rows_of(rows)}
+    found = {(row["num_kv_heads_per_blk"], row["status"]) for row in rows_of(rows)}
     assert found == {(1, "ok"), (2, "compile_error")}
 
 
@@ -218,16 +219,16 @@ def test_retry_failed_tries_all_again_but_what_the_compiler_refuses_for_good(
     assert "0 programs to compile" in autotune("sweep", *small, "small", "--retry-failed").stderr
 
 
-@pytest.mark.parametrize("status", dataset.STATUSES)
+@pytest.mark.parametrize("status", schema.STATUSES)
 def test_retry_failed_times_again_what_was_not_refused_for_good(status: str) -> None:
     for retry in (False, True):
         request = Request(generation=V6E, keys=(), retry_failed=retry)
-        known = Known(request, dataset.MEASURED, dataset.Tools("1", "1", "1", "x"), "model")
-        row = dict.fromkeys((*dataset.KEY_COLUMNS, *dataset.BLOCK_COLUMNS), 1)
+        known = Known(request, schema.MEASURED, schema.Tools("1", "1", "1", "x"), "model")
+        row = dict.fromkeys((*schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS), 1)
         latencies = dict.fromkeys(("latency_us", "latency_low_us", "latency_high_us"), 1.0)
-        batch = {"workload_fingerprint": "x", "timer": "wall clock", "source": dataset.MEASURED}
+        batch = {"workload_fingerprint": "x", "timer": "wall clock", "source": schema.MEASURED}
         known.add({**row, **latencies, **batch, "status": status})
-        key = TableKey(*(row[name] for name in dataset.KEY_COLUMNS))
+        key = TableKey(*(row[name] for name in schema.KEY_COLUMNS))
         lasting = status in ("vmem_oom", "smem_oom", "invalid")
         assert bool(known.failed(key)) == (status != "ok" and (lasting or not retry))
 
@@ -261,7 +262,7 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     first.kill()
     _, said = first.communicate(timeout=60)
     assert "resource_tracker" not in said and "Traceback" not in said
-    before = {json.dumps(r, default=str) for r in dataset.rows_of(dataset.read(folder))}
+    before = {json.dumps(r, default=str) for r in rows_of(dataset.read(folder))}
     done = len(before) // 3
     assert 3 <= done < 12
     second = start(tmp_path)
@@ -270,8 +271,8 @@ def test_kill_9_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert f"{done} recorded before; {12 - done} programs to compile" in said
     after = raw_rows(folder)
     assert len(after) == 12 * 3
-    assert not after.duplicated(dataset.IDENTITY).any()
-    kept = {json.dumps(r, default=str) for r in dataset.rows_of(dataset.read(folder))}
+    assert not after.duplicated(schema.IDENTITY).any()
+    kept = {json.dumps(r, default=str) for r in rows_of(dataset.read(folder))}
     assert before <= kept, "rows of finished compiles were made anew"
 
 
@@ -363,9 +364,7 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
     kill_the_next_worker()
     _, said = sweep.communicate(timeout=300)
     assert sweep.returncode == 0, said
-    rows = {
-        tuple(r[c] for c in dataset.BLOCK_COLUMNS): r for r in dataset.rows_of(dataset.read(tmp_path / "r"))
-    }
+    rows = {tuple(r[c] for c in schema.BLOCK_COLUMNS): r for r in rows_of(dataset.read(tmp_path / "r"))}
     assert {blocks: r["status"] for blocks, r in rows.items()} == {
         (1, 32): "ok",
         (1, 256): "ok",

@@ -26,7 +26,9 @@ from autotune.kernel.problem import BlockSizes
 from autotune.kernel.workload import Workload
 from autotune.keys import presets
 from autotune.model.calibrate import current
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
+from autotune.results.schema import KERNEL_EVENTS, WALL_CLOCK
 from autotune.search.plan import Plan, Request, workload_of
 from autotune.search.strategy import Search
 from autotune.sweep import Summary
@@ -34,7 +36,6 @@ from autotune.timing.device_process import Device, DeviceDied, PrepareFailed
 from autotune.timing.device_worker import Turn
 from autotune.timing.devices import Devices
 from autotune.timing.history import Known
-from autotune.timing.profile import KERNEL_EVENTS, WALL_CLOCK
 from autotune.timing.shortlist import LEAST_AGREEMENT, agreement, geometric_mean
 from autotune.timing.slot import Slot
 from autotune.timing.timer import EMPTY_PROFILES, KERNELLESS_PROFILES
@@ -440,14 +441,14 @@ def profile(tried: Tried, interpreted: bool) -> Check:
 
 def timed_rows(study: Study, folder: Folder, source: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The rows of a folder that this very request timed with the tools that are installed, by identity."""
-    wanted = {"target": study.request.generation.name, **dataclasses.asdict(dataset.Tools.installed())}
+    wanted = {"target": study.request.generation.name, **dataclasses.asdict(schema.Tools.installed())}
     keys = set(study.request.keys)
     frame = dataset.read(folder)
     return {
-        dataset.identity(row): row
-        for row in dataset.rows_of(frame[frame["source"] == source])
+        schema.identity(row): row
+        for row in rows_of(frame[frame["source"] == source])
         if all(row[name] == value for name, value in wanted.items())
-        and tuple(row[name] for name in dataset.KEY_COLUMNS) in keys
+        and tuple(row[name] for name in schema.KEY_COLUMNS) in keys
     }
 
 
@@ -474,8 +475,8 @@ def whole(rows: dict[tuple[Any, ...], dict[str, Any]], summary: Summary, tried: 
 
 def _which(row: dict[str, Any]) -> str:
     """A row, in few words."""
-    blocks = ",".join(str(row[name]) for name in dataset.BLOCK_COLUMNS)
-    key = ", ".join(str(row[name]) for name in dataset.KEY_COLUMNS)
+    blocks = ",".join(str(row[name]) for name in schema.BLOCK_COLUMNS)
+    key = ", ".join(str(row[name]) for name in schema.KEY_COLUMNS)
     return f"{blocks} on {row['workload']} of ({key})"
 
 
@@ -517,10 +518,10 @@ def ranking(study: Study, folder: Folder, source: str) -> Check:
 
     ok where on every key at least LEAST_AGREEMENT of the pairs that the clock can tell apart are in it.
     """
-    if source == dataset.INTERPRETED:
+    if source == schema.INTERPRETED:
         return Check("ranking", NOT_APPLICABLE, "the interpreter's times say nothing")
     request = study.request
-    known = Known(request, source, dataset.Tools.installed(), current(request.generation).version)
+    known = Known(request, source, schema.Tools.installed(), current(request.generation).version)
     known.read(dataset.read(folder))
     shares: list[float] = []
     places: Counter[int] = Counter()

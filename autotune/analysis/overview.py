@@ -13,9 +13,10 @@ from autotune.io.terminal import printable
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.keys.feasibility import told_apart
-from autotune.results import dataset, maintenance, unfinished, winners
+from autotune.results import dataset, maintenance, schema, unfinished, winners
 from autotune.results.baselines import Incumbent, incumbent, incumbents_of, uncompared
 from autotune.results.codes import codes
+from autotune.results.rows import keys_of, pair_of, rows_of
 from autotune.results.unfinished import Begun
 from autotune.tpu.generations import GENERATIONS
 
@@ -90,14 +91,14 @@ def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -
         raise UsageError(maintenance.nothing([folder], target, held))
     scored = winners.scores(frame)
     chosen = winners.choose(scored, incumbents_of(scored))
-    candidate = [*winners.ENTRY, *winners.TOOLS, *dataset.BLOCK_COLUMNS]
+    candidate = [*winners.ENTRY, *winners.TOOLS, *schema.BLOCK_COLUMNS]
     each = frame.drop_duplicates([*candidate, "status"])
     counts: dict[str, dict[str, int]] = {}
     for source, status in zip(each["source"], each["status"], strict=True):
         by_status = counts.setdefault(str(source), {})
         by_status[str(status)] = by_status.get(str(status), 0) + 1
-    there = set(zip(frame["target"], winners.keys_of(frame), strict=True)) if begun else set()
-    won = set(zip(chosen["target"], winners.keys_of(chosen), strict=True))
+    there = set(zip(frame["target"], keys_of(frame), strict=True)) if begun else set()
+    won = set(zip(chosen["target"], keys_of(chosen), strict=True))
     lost = _lost(each, won)
     waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
     missing = uncompared(frame, scored, chosen)
@@ -105,7 +106,7 @@ def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -
     few = winners.narrowed(chosen)
     narrowed = [
         (target, key, winners.compared_text(few.iloc[[number]]))
-        for number, (target, key) in enumerate(zip(few["target"], winners.keys_of(few), strict=True))
+        for number, (target, key) in enumerate(zip(few["target"], keys_of(few), strict=True))
     ]
     said = winners.compared_text(chosen) if lines else ""
     return Overview(lines, counts, lost, waiting, said, narrowed, missing, failing(frame))
@@ -117,11 +118,11 @@ def _lost(each: pd.DataFrame, won: set[tuple[str, TableKey]]) -> list[tuple[str,
 
     each: a row a candidate and status.
     """
-    columns = ["target", *dataset.KEY_COLUMNS, "status"]
+    columns = ["target", *schema.KEY_COLUMNS, "status"]
     counts = each.groupby(columns, observed=True).size().to_dict()
     nearest = each.sort_values("needed_bytes").drop_duplicates(columns)
     reasons: dict[tuple[str, TableKey], list[tuple[int, str]]] = {}
-    for key, row in zip(winners.keys_of(nearest), dataset.rows_of(nearest), strict=True):
+    for key, row in zip(keys_of(nearest), rows_of(nearest), strict=True):
         place = row["target"], key
         if place not in won:
             count = counts[(*place[:1], *key, row["status"])]
@@ -165,9 +166,9 @@ def failing(frame: pd.DataFrame) -> dict[str, tuple[dict[str, int], int]]:
 def _answers(frame: pd.DataFrame) -> dict[tuple[Any, ...], Incumbent]:
     """What JAX answers today, by the entry of winners.ENTRY, for all rows that are not interpreted."""
     published = published_table()
-    timed = frame[frame["source"] != dataset.INTERPRETED]
+    timed = frame[frame["source"] != schema.INTERPRETED]
     _, first = np.unique(codes(timed, winners.ENTRY), return_index=True)
-    rows = dataset.rows_of(timed.iloc[first][winners.ENTRY])
+    rows = rows_of(timed.iloc[first][winners.ENTRY])
     entries = [tuple(row.values()) for row in rows]
     return {entry: incumbent(GENERATIONS[entry[0]], TableKey(*entry[1:9]), published) for entry in entries}
 
@@ -177,13 +178,13 @@ def _failures(frame: pd.DataFrame, answers: Collection[Incumbent]) -> dict[tuple
 
     answers: whose pairs are asked for. Of a million rows those of other pairs are not looked at one by one.
     """
-    columns = [*winners.ENTRY, *dataset.BLOCK_COLUMNS]
-    failed = frame[(frame["status"] != "ok") & (frame["source"] != dataset.INTERPRETED)]
+    columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
+    failed = frame[(frame["status"] != "ok") & (frame["source"] != schema.INTERPRETED)]
     pairs = {pair for now in answers for pair in now if pair}
-    for column, values in zip(dataset.BLOCK_COLUMNS, zip(*pairs, strict=True), strict=False):
+    for column, values in zip(schema.BLOCK_COLUMNS, zip(*pairs, strict=True), strict=False):
         failed = failed[failed[column].isin(values)]
     newest = failed.sort_values("time", kind="stable").drop_duplicates(columns, keep="last")
-    return {tuple(row[c] for c in columns): row["status"] for row in dataset.rows_of(newest)}
+    return {tuple(row[c] for c in columns): row["status"] for row in rows_of(newest)}
 
 
 def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
@@ -193,7 +194,7 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
     """
     published = published_table()
     failed = _failures(frame, _answers(frame).values())
-    entry_columns = [*winners.ENTRY, *dataset.BLOCK_COLUMNS]
+    entry_columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
     by_candidate = {
         line: score
         for *line_values, score in zip(
@@ -207,7 +208,7 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
     for won in _plain(chosen):
         entry, score, source = [won[name] for name in winners.ENTRY], won["score"], won["source"]
         latency = won["latency_us"]
-        timed = source != dataset.MODELLED
+        timed = source != schema.MODELLED
         key = TableKey(*entry[1:9])
         now = incumbent(GENERATIONS[entry[0]], key, published)
 
@@ -226,7 +227,7 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
                 entry[0],
                 key,
                 source,
-                BlockSizes(*(won[name] for name in dataset.BLOCK_COLUMNS)),
+                pair_of(won),
                 latency,
                 won["tied"],
                 now,
@@ -234,12 +235,12 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
                 cost(now.published),
                 status(now.default),
                 status(now.published),
-                {name: won[name] for name in dataset.SETTING_COLUMNS},
+                {name: won[name] for name in schema.SETTING_COLUMNS},
                 latency * won["score_low"] / score if timed else None,
                 latency * won["score_high"] / score if timed else None,
                 won["vmem_used_bytes"],
                 won["workloads"],
-                {name: won[name] for name in ("model", *dataset.TOOL_COLUMNS)},
+                {name: won[name] for name in ("model", *schema.TOOL_COLUMNS)},
                 won["compared"],
                 won["candidates"],
                 won["of_workloads"],

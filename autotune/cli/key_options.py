@@ -261,11 +261,14 @@ def _divided(
 
 def _compiled(generation: Generation, programs: list[Program]) -> dict[Program, Compiled]:
     """Verdicts on the programs; where this machine has no compiler, as of one that does not compile."""
+    from autotune.cli.progress import of_batch
     from autotune.compile.batch import compile_all
     from autotune.tpu.compiler import Compiled
 
     try:
-        return compile_all(generation, programs, named=False, jobs=cores(), timeout=COMPILE_TIMEOUT)
+        return compile_all(
+            generation, programs, named=False, jobs=cores(), timeout=COMPILE_TIMEOUT, start_progress=of_batch
+        )
     except MachineError as error:
         click.echo(f"nothing was compiled: {error}", err=True)
         return {program: Compiled(status="compile_error", error=str(error)) for program in programs}

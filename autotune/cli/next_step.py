@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.options import command_name
 from autotune.io.terminal import typed
-from autotune.results import dataset
+from autotune.results import schema
 
 if TYPE_CHECKING:
     from autotune.analysis.overview import Overview
@@ -22,9 +22,9 @@ GIT_SECONDS = 5.0
 
 def after_rows(seen: Overview, folder: Folder, target: str | None = None) -> str | None:
     """What to do with a folder whose sweeps have ended; None if there is nothing to say."""
-    if not seen.lines or dataset.INTERPRETED in seen.statuses:  # no table is made of such a folder
+    if not seen.lines or schema.INTERPRETED in seen.statuses:  # no table is made of such a folder
         return None
-    allow = " --allow-modelled" if any(line.source == dataset.MODELLED for line in seen.lines) else ""
+    allow = " --allow-modelled" if any(line.source == schema.MODELLED for line in seen.lines) else ""
     only = f" --target {target}" if target else ""
     # No table goes into a results folder, which may be the current one.
     name = "../tuned_block_sizes.py" if Path(str(folder)).resolve() == Path.cwd() else "tuned_block_sizes.py"

@@ -17,7 +17,8 @@ from autotune.cli.eta import seconds_left, seconds_of
 from autotune.compile.pool import Task
 from autotune.io.terminal import INTERRUPTS, columns, printable, say, watched
 from autotune.kernel.problem import BlockSizes, Program, TableKey
-from autotune.results import dataset
+from autotune.results import schema
+from autotune.results.rows import key_of, pair_of
 from autotune.search.space import expected_compile_seconds
 from autotune.search.strategy import Outlook
 from autotune.timing.key_timing import Result
@@ -33,6 +34,15 @@ class Part(NamedTuple):
 
     text: str
     rank: int
+
+
+# Where nobody watches a bar, a wait that is longer than this is explained.
+NOTICE_SECONDS = 2.0
+
+
+def of_batch(outlook: Outlook, jobs: int) -> CompileProgress:
+    """Of some programs that a command wants to know of."""
+    return CompileProgress(outlook, jobs, notice=NOTICE_SECONDS)
 
 
 class CompileProgress:
@@ -255,12 +265,12 @@ class Best:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """An interpreter's row says nothing of what is best."""
-        if row["latency_us"] is None or row["source"] == dataset.INTERPRETED:
+        if row["latency_us"] is None or row["source"] == schema.INTERPRETED:
             return
-        key = TableKey(*(row[name] for name in dataset.KEY_COLUMNS))
-        if row["source"] == dataset.MODELLED and (key, dataset.MEASURED) in self._latencies:
+        key = key_of(row)
+        if row["source"] == schema.MODELLED and (key, schema.MEASURED) in self._latencies:
             return
-        blocks = BlockSizes(*(row[name] for name in dataset.BLOCK_COLUMNS))
+        blocks = pair_of(row)
         pairs = self._latencies.setdefault((key, row["source"]), {})
         pairs.setdefault(blocks, {})[row["workload_fingerprint"]] = row["latency_us"]
         # Those with a latency on fewer workloads than others cannot be compared yet.

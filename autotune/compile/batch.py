@@ -2,32 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from autotune import sweep
-from autotune.cli.progress import CompileProgress
 from autotune.compile.cache import Store, default_path
 from autotune.compile.local_pool import CompilePool
 from autotune.compile.pool import Task
+from autotune.errors import MachineError
+from autotune.io import installed
 from autotune.kernel.problem import Program
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.search import space
 from autotune.search.strategy import Outlook
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.generations import Generation
 
-# Where nobody watches a bar, a wait that is longer than this is explained.
-NOTICE_SECONDS = 2.0
+
+class Progress(contextlib.AbstractContextManager["Progress"], Protocol):
+    """Told of each program that is to be compiled, and of each that has its verdict, with what is left."""
+
+    def compiling(self, task: Task) -> None: ...
+
+    def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
+
+
+def require_compiler() -> None:
+    """Raises MachineError where libtpu, and so the TPU compiler, is not there, or jax does not fit.
+
+    A jax that does not fit need not stop a sweep: it could fill it with rows of failures.
+    """
+    why = installed.too_old()
+    if why is None and installed.libtpu_file() is None:
+        why = (
+            "libtpu, which holds the TPU compiler, is not installed: on Linux x86-64 type "
+            "`pip install 'jax[tpu]'`; it does not exist for other systems"
+        )
+    if why:
+        raise MachineError(f"{why}; `autotune doctor` says more")
 
 
 def compile_all(
-    generation: Generation, programs: Iterable[Program], *, named: bool, jobs: int, timeout: float
+    generation: Generation,
+    programs: Iterable[Program],
+    *,
+    named: bool,
+    jobs: int,
+    timeout: float,
+    start_progress: Callable[[Outlook, int], Progress],
 ) -> dict[Program, Compiled]:
-    """A verdict on each program, those expected to take longest first, with progress on standard error.
+    """A verdict on each program, those expected to take longest first.
 
     named: compile also what its scratch alone rules out, for the compiler's own figure; see
-    `space.scratch_overflow`. jobs: compiles at once. timeout: seconds that one may take. What the store of
-    compile results knows is not compiled again.
+    `space.scratch_overflow`. jobs: compiles at once. timeout: seconds that one may take. start_progress:
+    given what is to be compiled, and how many at once. What the cache knows is not compiled again.
 
     Raises:
       MachineError: there is something to compile, and no compiler.
@@ -45,7 +73,7 @@ def compile_all(
             waiting.append(program)
     if not waiting:
         return verdicts
-    sweep.require_compiler()
+    require_compiler()
     waiting.sort(key=space.expected_compile_seconds)
     at_once = min(jobs, len(waiting))
     under_way: set[Program] = set()
@@ -59,7 +87,7 @@ def compile_all(
         progress.compiling(task)
         return task
 
-    progress = CompileProgress(Outlook.of(waiting), at_once, notice=NOTICE_SECONDS)
+    progress = start_progress(Outlook.of(waiting), at_once)
     with CompilePool(at_once, timeout) as pool, progress:
         for task, verdict in pool.run(next_task):
             verdicts[task.program] = verdict

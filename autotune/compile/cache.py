@@ -21,7 +21,7 @@ from autotune.io.files import distrusted, user_folder
 from autotune.io.terminal import printable
 from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import LOOP_DEPTHS, Program
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.results.validate import MOST_CYCLES, MOST_SMEM_BYTES, MOST_VMEM_BYTES
 from autotune.tpu.compiler import LASTING, Compiled
 from autotune.tpu.schedule import Schedule

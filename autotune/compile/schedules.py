@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from autotune.compile.cache import Store
 from autotune.compile.pool import Task
 from autotune.kernel.problem import BlockSizes, Program, TableKey
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.search.plan import Plan, Request, Trial
 from autotune.search.strategy import Outlook, Search
 from autotune.tpu.compiler import Compiled

@@ -23,7 +23,7 @@ from autotune.errors import MachineError, UsageError
 from autotune.executors.ray_pool import PLACE_SECONDS, POLL_SECONDS, STOP_SECONDS, difference, reason
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.timing import device_worker
 from autotune.timing.device_process import Chip, Device, DeviceDied, Owner, PrepareFailed
 from autotune.timing.devices import Devices, Limits

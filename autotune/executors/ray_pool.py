@@ -23,7 +23,7 @@ from autotune.compile.pool import Pool, Task
 from autotune.errors import MachineError, first_line
 from autotune.executors import ray_cluster
 from autotune.io.patience import Patience
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable
 

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 OWN = "tpu-autotune"
-PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,8 @@ from autotune.kernel import workload
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, BlockSizes, Layout, Problem, Program, TableKey
 from autotune.model.calibrate import current
 from autotune.model.cost import latency_seconds
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import pair_of, rows_of
 from autotune.results.scores import COMMITTED_ROWS
 from autotune.search import space
 from autotune.tpu.compiler import Compiled
@@ -86,10 +87,10 @@ class Estimates:
         layout = ["q_dtype", "kv_dtype", "num_q_heads", "num_kv_heads", "head_dim", "page_size"]
         frame = dataset.read(folder, [*layout, "cycles"])
         ok = frame[(frame["status"] == "ok") & frame["cycles"].notna()]
-        distinct = ok.drop_duplicates([*layout, *dataset.BLOCK_COLUMNS])
+        distinct = ok.drop_duplicates([*layout, *schema.BLOCK_COLUMNS])
         known: dict[Layout, Cycles] = {}
-        for row in dataset.rows_of(distinct):
-            blocks = BlockSizes(*(row[name] for name in dataset.BLOCK_COLUMNS))
+        for row in rows_of(distinct):
+            blocks = pair_of(row)
             known.setdefault(Layout(**{name: row[name] for name in layout}), {})[blocks] = tuple(
                 row["cycles"]
             )
@@ -100,7 +101,7 @@ class Estimates:
         if self._store is None or not self._store.path.is_file():  # asking would make the file
             return {}
         programs = [Program(layout=problem.layout, blocks=blocks) for blocks in space.candidates(problem)]
-        return _cycles(self._store.get(self.generation.name, dataset.Tools.installed(), programs))
+        return _cycles(self._store.get(self.generation.name, schema.Tools.installed(), programs))
 
     def _probe(self, problem: Problem) -> Cycles:
         """Of a single program, compiled now."""

@@ -25,8 +25,8 @@ from autotune.kernel import workload
 from autotune.kernel.problem import Problem, Program
 from autotune.kernel.workload import Workload
 from autotune.model.cost import CALIBRATION, CONSTANTS, Calibration, Terms, seconds, stack, terms
-from autotune.results import dataset
-from autotune.search.plan import program_of
+from autotune.results import schema
+from autotune.results.rows import program_of, rows_of
 from autotune.tpu import generations
 from autotune.tpu.generations import Generation
 
@@ -88,10 +88,10 @@ def samples(frame: pd.DataFrame, device_kind: str) -> tuple[list[Sample], int]:
     measured = []
     generation = generations.by_device_kind(device_kind)
     lines = frame[(frame["target"] == generation.name) & (frame["status"] == "ok")]
-    for line in dataset.rows_of(lines):
+    for line in rows_of(lines):
         if line["cycles"] is not None:
             schedules[program_of(line)] = tuple(line["cycles"])
-        if line["source"] == dataset.MEASURED and line["device_kind"] == device_kind and line["latency_us"]:
+        if line["source"] == schema.MEASURED and line["device_kind"] == device_kind and line["latency_us"]:
             measured.append(line)
     found = []
     batches: dict[tuple[Any, ...], Workload | None] = {}

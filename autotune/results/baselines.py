@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from autotune.io.terminal import counted
 from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results.dataset import BLOCK_COLUMNS, KEY_COLUMNS, rows_of
-from autotune.results.winners import ENTRY, blocks_of, keys_of
+from autotune.results.rows import blocks_of, keys_of, rows_of
+from autotune.results.schema import BLOCK_COLUMNS, KEY_COLUMNS
+from autotune.results.winners import ENTRY
 from autotune.tpu.generations import GENERATIONS, Generation
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from autotune.errors import UsageError
 from autotune.io import folders
 from autotune.io.folders import Folder
 from autotune.io.terminal import cell, printable, typed
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.results.codes import Codes, codes
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _plain(table: pa.Table) -> pa.Table:
 
     for number, field in enumerate(table.schema):
         column = table[field.name]
-        if field.name in dataset.schema().names:
+        if field.name in schema.arrow().names:
             if not pa.types.is_list(field.type):
                 continue
             lists = column.combine_chunks()
@@ -72,15 +72,15 @@ def _together(parts: Iterable[pa.Table]) -> pa.Table:
     """Rows of several files in one piece: the columns of the schema, and after them those that it lacks."""
     import pyarrow as pa
 
-    schema = dataset.schema()
+    known = schema.arrow()
     return dataset.together(
-        (part.cast(pa.schema([*schema, *list(part.schema)[len(schema) :]])) for part in parts), schema
+        (part.cast(pa.schema([*known, *list(part.schema)[len(known) :]])) for part in parts), known
     )
 
 
 def _all_of(folder: Folder, only: Collection[str] | None = None) -> dict[str, pa.Table]:
     """A folder's rows by file, with every column that they have."""
-    return dataset.by_file(folder, dataset.schema(), only, others=True)
+    return dataset.by_file(folder, schema.arrow(), only, others=True)
 
 
 def _codes(table: pa.Table) -> Codes:
@@ -98,8 +98,8 @@ def disagreeing(table: pa.Table) -> int:
     """Candidates of which there are rows that differ in OUTCOME."""
     if not table.num_rows:
         return 0
-    plain = _plain(table.select([*dataset.IDENTITY, *(c for c in OUTCOME if c not in dataset.IDENTITY)]))
-    identity = codes(plain, dataset.IDENTITY)
+    plain = _plain(table.select([*schema.IDENTITY, *(c for c in OUTCOME if c not in schema.IDENTITY)]))
+    identity = codes(plain, schema.IDENTITY)
     both = np.unique(np.stack([identity, codes(plain, plain.column_names)]), axis=1)
     _, counts = np.unique(both[0], return_counts=True)
     return int((counts > 1).sum())
@@ -156,7 +156,7 @@ def _write(folder: Folder, target: str, rows: pa.Table) -> str:
 
     mine = rows.filter(pc.equal(rows["target"], target))
     content = dataset.parquet(mine)
-    beyond = [name for name in rows.column_names if name not in dataset.schema().names]
+    beyond = [name for name in rows.column_names if name not in schema.arrow().names]
     for name in beyond if not _kept(content, mine.select(beyond)) else ():
         raise UsageError(
             f"the column {printable(name)!r}, which this autotune does not know, cannot be written as it "
@@ -209,8 +209,8 @@ def inventory(folder: Folder) -> dict[str, Any]:
 
     entries = [entry for entry in folders.entries(folder) if entry.name.endswith(".parquet")]
     frame = dataset.read(folder, [*_COUNTED, "latency_us"])
-    raw = dataset.tables(folder, pa.schema([dataset.schema().field("schema_version")]))
-    candidate = [c for c in dataset.IDENTITY if c not in ("workload_fingerprint", "source", "model")]
+    raw = dataset.tables(folder, pa.schema([schema.arrow().field("schema_version")]))
+    candidate = [c for c in schema.IDENTITY if c not in ("workload_fingerprint", "source", "model")]
     times = frame["time"]
     return {
         "folder": str(folder),
@@ -218,7 +218,7 @@ def inventory(folder: Folder) -> dict[str, Any]:
         "bytes": sum(entry.size for entry in entries),
         "rows": len(frame),
         "superseded": max(0, sum(table.num_rows for table in raw) - len(frame)),
-        "keys": len(frame[["target", *dataset.KEY_COLUMNS]].drop_duplicates()),
+        "keys": len(frame[["target", *schema.KEY_COLUMNS]].drop_duplicates()),
         "candidates": len(frame[candidate].drop_duplicates()),
         "first": times.min().isoformat() if len(frame) else None,
         "last": times.max().isoformat() if len(frame) else None,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, winners
+from autotune.results import dataset, schema, winners
+from autotune.results.rows import blocks_of, key_of, keys_of, pair_of, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # The rows behind the committed tables, a folder a generation, come with the package.
-COMMITTED_ROWS = Path(__file__).parent / "tables" / "rows"
+COMMITTED_ROWS = Path(__file__).parents[1] / "tables" / "rows"
 
 
 class Score(NamedTuple):
@@ -97,7 +98,7 @@ def of(frame: pd.DataFrame, name: str) -> Scoreboard:
     Raises:
       UsageError: the rows hold several settings of the kernel's arguments.
     """
-    settings = dataset.rows_of(frame[dataset.SETTING_COLUMNS].drop_duplicates())
+    settings = rows_of(frame[schema.SETTING_COLUMNS].drop_duplicates())
     if len(settings) > 1:
         raise UsageError(
             f"{name} has rows of {len(settings)} settings of the kernel's static arguments, which cannot be "
@@ -115,8 +116,8 @@ def _scores(scored: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes,
     out: dict[tuple[str, TableKey], dict[BlockSizes, Score]] = {}
     for target, key, blocks, score, latency, source in zip(
         scored["target"],
-        winners.keys_of(scored),
-        winners.blocks_of(scored),
+        keys_of(scored),
+        blocks_of(scored),
         scored["score"].tolist(),
         scored["latency_us"].tolist(),
         scored["source"],
@@ -128,12 +129,12 @@ def _scores(scored: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes,
 
 def _failures(frame: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes, Failure]]:
     failed = frame[frame["status"] != "ok"].drop_duplicates(
-        ["target", *dataset.KEY_COLUMNS, *dataset.BLOCK_COLUMNS]
+        ["target", *schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS]
     )
     out: dict[tuple[str, TableKey], dict[BlockSizes, Failure]] = {}
-    for line in dataset.rows_of(failed):
-        key = TableKey(*(line[name] for name in dataset.KEY_COLUMNS))
-        blocks = BlockSizes(*(line[name] for name in dataset.BLOCK_COLUMNS))
+    for line in rows_of(failed):
+        key = key_of(line)
+        blocks = pair_of(line)
         out.setdefault((line["target"], key), {})[blocks] = Failure(
             line["status"], line["needed_bytes"], line["limit_bytes"], line["error"]
         )

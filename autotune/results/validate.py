@@ -14,18 +14,13 @@ import numpy as np
 
 from autotune.io.terminal import printable
 from autotune.kernel.problem import DTYPE_BITS, LOOP_DEPTHS, MOST, SETTING_RANGES, BlockSizes, TableKey
-from autotune.timing.profile import CLOCKS, WALL_CLOCK
+from autotune.results.schema import CLOCKS, SOURCES, STATUSES, WALL_CLOCK
 from autotune.tpu.generations import GENERATIONS, MIB
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-SOURCES = ("measured", "modelled", "interpreted")
-STATUSES = (
-    *("ok", "vmem_oom", "smem_oom", "compile_error"),
-    *("invalid", "timeout", "crashed", "wrong_result"),
-)
 MAX_FILE_ROWS, MAX_FILE_BYTES = 20_000_000, 8 << 30
 # The most that a core of any TPU has, by JAX's get_tpu_info_for_chip: v5e's and v6e's VMEM, and all SMEM.
 MOST_VMEM_BYTES, MOST_SMEM_BYTES = 128 * MIB, MIB

@@ -25,8 +25,9 @@ import numpy as np
 
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results.codes import Codes, codes
-from autotune.results.dataset import (
+from autotune.results.schema import (
     BLOCK_COLUMNS,
+    CLOCKS,
     INTERPRETED,
     KEY_COLUMNS,
     MEASURED,
@@ -34,7 +35,6 @@ from autotune.results.dataset import (
     SETTING_COLUMNS,
     TOOL_COLUMNS,
 )
-from autotune.timing.profile import CLOCKS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -452,15 +452,3 @@ def compared_text(chosen: pd.DataFrame) -> str:
 def _span(numbers: pd.Series[int]) -> str:
     least, most = int(numbers.min()), int(numbers.max())
     return f"{least}" if least == most else f"{least} to {most}"
-
-
-def keys_of(lines: pd.DataFrame) -> list[TableKey]:
-    """The TableKey of each line."""
-    columns = (lines[name].tolist() for name in KEY_COLUMNS)
-    return [TableKey(*values) for values in zip(*columns, strict=True)]
-
-
-def blocks_of(lines: pd.DataFrame) -> list[BlockSizes]:
-    """The BlockSizes of each line."""
-    columns = (lines[name].tolist() for name in BLOCK_COLUMNS)
-    return [BlockSizes(*values) for values in zip(*columns, strict=True)]

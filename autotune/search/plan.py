@@ -14,15 +14,15 @@ from autotune.kernel.problem import (
     DEFAULT_MAX_NUM_SEQS,
     NO_SETTINGS,
     BlockSizes,
-    Layout,
     Problem,
     Program,
     Settings,
     TableKey,
 )
 from autotune.kernel.workload import Workload
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.results.baselines import Incumbent, incumbent
+from autotune.results.rows import program_of, rows_of
 from autotune.search import space
 from autotune.tpu.compiler import LASTING, Compiled
 from autotune.tpu.generations import Generation
@@ -122,7 +122,7 @@ class Planner:
         self,
         request: Request,
         frame: pd.DataFrame | None,
-        tools: dataset.Tools,
+        tools: schema.Tools,
         model: str | None,
         kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
     ) -> None:
@@ -246,12 +246,12 @@ def identity_of(
     key: TableKey,
     program: Program,
     batch: Workload,
-    tools: dataset.Tools,
+    tools: schema.Tools,
     model: str | None,
 ) -> tuple[Any, ...]:
     """The identity of a candidate's modelled row on a workload; model: as `Planner` has it."""
     common = _common(request.generation.name, request.max_num_seqs, request.settings, tools, model)
-    return dataset.identity(
+    return schema.identity(
         {
             **common,
             "workload_fingerprint": batch.fingerprint,
@@ -263,39 +263,39 @@ def identity_of(
 
 @functools.lru_cache(maxsize=16)
 def _common(
-    target: str, max_num_seqs: int, settings: Settings, tools: dataset.Tools, model: str | None
+    target: str, max_num_seqs: int, settings: Settings, tools: schema.Tools, model: str | None
 ) -> dict[str, Any]:
     """The parts of an identity that a request's candidates share; a sweep has 100,000 of them."""
     return {
         "target": target,
         "max_num_seqs": max_num_seqs,
-        "source": dataset.MODELLED,
+        "source": schema.MODELLED,
         "model": model,
         **dataclasses.asdict(settings),
         **dataclasses.asdict(tools),
     }
 
 
-def known(request: Request, frame: pd.DataFrame, tools: dataset.Tools) -> dict[Program, Compiled]:
+def known(request: Request, frame: pd.DataFrame, tools: schema.Tools) -> dict[Program, Compiled]:
     """The compiler's verdicts that rows of these tools hold, with the seconds that each compile took."""
     return known_from(request, frame, tools)[1]
 
 
 def known_from(
-    request: Request, frame: pd.DataFrame | None, tools: dataset.Tools
+    request: Request, frame: pd.DataFrame | None, tools: schema.Tools
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
     """Identities of the rows that are there, and the compiler's verdicts that they hold."""
     recorded: set[tuple[Any, ...]] = set()
     verdicts: dict[Program, Compiled] = {}
     if frame is None:
         return recorded, verdicts
-    mine = (frame["target"] == request.generation.name) & (frame["source"] == dataset.MODELLED)
+    mine = (frame["target"] == request.generation.name) & (frame["source"] == schema.MODELLED)
     for name, value in dataclasses.asdict(tools).items():
         mine &= frame[name].isna() if value is None else frame[name] == value
-    for line in _cleaned(dataset.rows_of(frame[mine])):
+    for line in _cleaned(rows_of(frame[mine])):
         if request.retry_failed and line["status"] not in LASTING:
             continue
-        recorded.add(dataset.identity(line))
+        recorded.add(schema.identity(line))
         if line["compile_seconds"] is not None:
             verdict = _verdict(line)
             if (
@@ -309,31 +309,15 @@ def _replaced(request: Request, frame: pd.DataFrame | None) -> dataset.Replaced:
     """Rows, timings among them, that are made anew though they are there: see `known_from`."""
     if frame is None:
         return {}
-    again = ~frame["status"].isin(dataset.STATUSES)
+    again = ~frame["status"].isin(schema.STATUSES)
     if request.retry_failed:
         again |= ~frame["status"].isin(LASTING)
-    return {dataset.identity(line): line["time"] for line in dataset.rows_of(frame[again])}
+    return {schema.identity(line): line["time"] for line in rows_of(frame[again])}
 
 
 def _cleaned(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Rows of a status that this version knows; others are another version's, and made anew."""
-    return (line for line in rows if line["status"] in dataset.STATUSES)
-
-
-def program_of(line: Mapping[str, Any]) -> Program:
-    """The program behind a row."""
-    return Program(
-        layout=Layout(
-            q_dtype=line["q_dtype"],
-            kv_dtype=line["kv_dtype"],
-            num_q_heads=line["num_q_heads"],
-            num_kv_heads=line["num_kv_heads"],
-            head_dim=line["head_dim"],
-            page_size=line["page_size"],
-        ),
-        blocks=BlockSizes(line["num_kv_pages_per_blk"], line["num_queries_per_blk"]),
-        settings=Settings(**{name: line[name] for name in dataset.SETTING_COLUMNS}),
-    )
+    return (line for line in rows if line["status"] in schema.STATUSES)
 
 
 def _verdict(line: Mapping[str, Any]) -> Compiled:

@@ -133,7 +133,8 @@ def from_results(folder: Folder) -> Table:
     Raises:
       UsageError: the folder has no rows, no winner, or winners of several settings of the kernel.
     """
-    from autotune.results import baselines, dataset, maintenance, winners
+    from autotune.results import baselines, dataset, maintenance, schema, winners
+    from autotune.results.rows import blocks_of, keys_of, rows_of
 
     frame = dataset.read(folder, winners.READ_COLUMNS)
     if frame.empty:
@@ -142,19 +143,17 @@ def from_results(folder: Folder) -> Table:
     if scored.empty:
         raise UsageError(f"results folder {str(folder)!r} has no candidate that is ok, so nothing can win")
     lines = winners.choose(scored, baselines.incumbents_of(scored))
-    settings = lines[dataset.SETTING_COLUMNS].drop_duplicates()
+    settings = lines[schema.SETTING_COLUMNS].drop_duplicates()
     if len(settings) > 1:
         raise UsageError(
             f"results folder {str(folder)!r} has winners for {len(settings)} settings of the kernel's static "
             "arguments, and a table holds one: keep each in a folder of its own"
         )
     devices: dict[str, dict[TableKey, BlockSizes]] = {}
-    for target, key, blocks in zip(
-        lines["target"], winners.keys_of(lines), winners.blocks_of(lines), strict=True
-    ):
+    for target, key, blocks in zip(lines["target"], keys_of(lines), blocks_of(lines), strict=True):
         devices.setdefault(JAX.written.get(target, target), {})[key] = blocks
     sources = sorted(set(lines["source"]))
-    limit = dataset.rows_of(settings)[0]["vmem_limit_bytes"]
+    limit = rows_of(settings)[0]["vmem_limit_bytes"]
     return Table(
         dialect=JAX,
         devices=devices,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import winners
+from autotune.results.rows import blocks_of, keys_of
 from autotune.tables.dialects import JAX
 from autotune.tables.table import Table
 
@@ -46,9 +46,7 @@ class Merged:
 def tables_of(lines: pd.DataFrame) -> Tables:
     """Winning lines by generation and key."""
     tables: Tables = {}
-    for target, key, blocks in zip(
-        lines["target"], winners.keys_of(lines), winners.blocks_of(lines), strict=True
-    ):
+    for target, key, blocks in zip(lines["target"], keys_of(lines), blocks_of(lines), strict=True):
         tables.setdefault(target, {})[key] = blocks
     return tables
 
@@ -83,13 +81,13 @@ def merge(
         )
     scores = dict(
         zip(
-            zip(scored["target"], winners.keys_of(scored), winners.blocks_of(scored), strict=True),
+            zip(scored["target"], keys_of(scored), blocks_of(scored), strict=True),
             scored["score"],
             strict=True,
         )
     )
     failed = frame[frame["status"] != "ok"]
-    failures = set(zip(failed["target"], winners.keys_of(failed), winners.blocks_of(failed), strict=True))
+    failures = set(zip(failed["target"], keys_of(failed), blocks_of(failed), strict=True))
     tables: Tables = {generation: dict(base.rows_of(generation)) for generation in base.generations()}
     counts = dict.fromkeys(("changed", "new", "kept", "untold"), 0)
     before = sum(map(len, tables.values()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import NamedTuple
 
-from autotune.results import dataset
+from autotune.results import schema
 from autotune.timing.device_process import Chip, Owner
 from autotune.timing.slot import Slot
 from autotune.timing.statistics import StoppingRule
@@ -24,7 +24,7 @@ class Timing:
 
     @property
     def interpreted(self) -> bool:
-        return self.source == dataset.INTERPRETED
+        return self.source == schema.INTERPRETED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Limits:
     def timing(self, device_kind: str | None) -> Timing:
         """device_kind: None for the interpreter in the TPU's place."""
         return Timing(
-            source=dataset.MEASURED if device_kind else dataset.INTERPRETED,
+            source=schema.MEASURED if device_kind else schema.INTERPRETED,
             device_kind=device_kind or "cpu",
             rule=self.rule,
             top=self.top,

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset
+from autotune.results import schema
+from autotune.results.rows import key_of, pair_of, rows_of
+from autotune.results.schema import CLOCKS
 from autotune.search.plan import Request
-from autotune.timing.profile import CLOCKS
 from autotune.timing.shortlist import geometric_mean
 from autotune.timing.statistics import Median
 from autotune.tpu.compiler import LASTING
@@ -35,7 +36,7 @@ class Candidate:
 class Known:
     """By key and by block sizes. source: of the timings that count, measured or interpreted."""
 
-    def __init__(self, request: Request, source: str, tools: dataset.Tools, model: str) -> None:
+    def __init__(self, request: Request, source: str, tools: schema.Tools, model: str) -> None:
         self._request = request
         self._source = source
         self._wanted = {
@@ -49,19 +50,19 @@ class Known:
 
     def read(self, frame: pd.DataFrame) -> None:
         """Take the rows of a data set in."""
-        mine = frame["source"].isin([self._source, dataset.MODELLED])
+        mine = frame["source"].isin([self._source, schema.MODELLED])
         for name, value in self._wanted.items():
             mine &= frame[name].isna() if value is None else frame[name] == value
-        for row in dataset.rows_of(frame[mine.fillna(False)]):
+        for row in rows_of(frame[mine.fillna(False)]):
             self.add(row)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Take one row of this request in."""
-        key = TableKey(*(row[name] for name in dataset.KEY_COLUMNS))
-        blocks = BlockSizes(*(row[name] for name in dataset.BLOCK_COLUMNS))
+        key = key_of(row)
+        blocks = pair_of(row)
         candidate = self._candidates.setdefault(key, {}).setdefault(blocks, Candidate())
         batch, latency = row["workload_fingerprint"], row["latency_us"]
-        if row["source"] == dataset.MODELLED:
+        if row["source"] == schema.MODELLED:
             if row["model"] == self._model and row["status"] == "ok":
                 candidate.predicted[batch] = Median(latency * 1e-6, latency * 1e-6, latency * 1e-6)
                 candidate.program = {name: row[name] for name in PROGRAM_COLUMNS}

@@ -19,13 +19,6 @@ from typing import Any, NamedTuple
 MODULES_LINE = "XLA Modules"
 OPS_LINE = "XLA Ops"
 
-# What a row's column `timer` says.
-KERNEL_EVENTS = "device trace"
-MODULE_EVENTS = "device trace of the whole program"  # the trace has no event of the kernel itself
-WALL_CLOCK = "wall clock"
-# The most trusted first. Rows of two clocks are never compared.
-CLOCKS = (KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK)
-
 NAMES_SHOWN = 4  # of a line's events
 MAX_NAME_CHARS = 40
 

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 
 from autotune.errors import first_line
 from autotune.io.files import FULL, scratch
-from autotune.timing.profile import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, Run, TraceError, contents, runs
+from autotune.results.schema import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
+from autotune.timing.profile import Run, TraceError, contents, runs
 
 # A device whose first profiles hold no event of it (a CPU, or a profiler that does not work) is timed by the
 # wall clock from then on. One whose profiles have programs but never a kernel is timed by whole programs.

@@ -15,7 +15,7 @@ from autotune.cli.render import confirm as confirm_formats
 from autotune.compile.cache import Store
 from autotune.errors import EXIT_MACHINE, EXIT_USAGE, MachineError
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.search.plan import Request
 from autotune.timing.device_worker import Loaded
 from autotune.timing.devices import Devices, Timing
@@ -60,7 +60,7 @@ def script(latencies: dict[BlockSizes, float] = LATENCIES, **values: object) -> 
 def devices(*scripts: Script) -> Devices:
     rule = StoppingRule(max_seconds=1e9)
     slots = tuple(Slot(chip, each.start, sleep=lambda seconds: None) for chip, each in enumerate(scripts))
-    return Devices(Timing(source=dataset.MEASURED, device_kind="TPU v6 lite", rule=rule), slots)
+    return Devices(Timing(source=schema.MEASURED, device_kind="TPU v6 lite", rule=rule), slots)
 
 
 def examined(study: Study, first: Devices, second: Devices | None = None) -> dict[str, Check]:
@@ -96,8 +96,8 @@ def test_on_the_cpu_from_the_command_line(
     assert done.stderr.startswith("about ")
     for name in ("first", "second"):
         rows = dataset.read(tmp_path / "results" / "confirm" / name)
-        timed = rows[rows["source"] != dataset.MODELLED]
-        assert (timed["source"] == dataset.INTERPRETED).all() and len(timed) == 4
+        timed = rows[rows["source"] != schema.MODELLED]
+        assert (timed["source"] == schema.INTERPRETED).all() and len(timed) == 4
         assert (timed["status"] == "ok").all()
     again = autotune("confirm", "--interpret", "--format", "json")
     said = json.loads(again.stdout)

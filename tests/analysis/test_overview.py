@@ -22,7 +22,7 @@ from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.jax_rpa.tiling import is_canonical
 from autotune.results import dataset, scores, unfinished
 from autotune.results.baselines import incumbent
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.tpu.generations import GENERATIONS
 from tests.results.test_dataset import KEY, make_row
 

@@ -18,7 +18,7 @@ from autotune.analysis import overview
 from autotune.analysis.report import data, page
 from autotune.errors import UsageError
 from autotune.kernel.problem import Settings
-from autotune.results import dataset, scores, winners
+from autotune.results import dataset, schema, scores, winners
 from tests.conftest import ROOT, user_environment
 from tests.results.test_dataset import KEY, TOOLS, make_row
 
@@ -184,7 +184,7 @@ def test_interpreted_rows_are_no_latencies(tmp_path: Path) -> None:
 
 
 def test_each_set_of_tools_is_a_run_and_the_newest_decides(tmp_path: Path) -> None:
-    newer = dataset.Tools("0.11.0", "0.11.0", "0.0.43", "abc")
+    newer = schema.Tools("0.11.0", "0.11.0", "0.0.43", "abc")
     report = built(
         tmp_path,
         make_row(4, 32, latency_us=1.0),
@@ -277,7 +277,7 @@ def hostile_rows() -> list[dict[str, Any]]:
         make_row(16, 32, status="crashed", error=HOSTILE),
         make_row(16, 64, status=HOSTILE, error=HOSTILE),
     ]
-    names = ("model", "host", "autotune", "workload", *dataset.TOOL_COLUMNS)
+    names = ("model", "host", "autotune", "workload", *schema.TOOL_COLUMNS)
     return [{**row, **dict.fromkeys(names, HOSTILE)} for row in rows]
 
 

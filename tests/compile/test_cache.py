@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autotune.compile.cache import Store
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
 from tests.conftest import ROOT, program, user_environment
@@ -85,7 +85,7 @@ import sys
 from pathlib import Path
 from autotune.store import Store
 from tests.conftest import program
-from tests.test_store import OK, TOOLS
+from tests.compile.test_cache import OK, TOOLS
 store = Store(Path(sys.argv[1]))
 for pages in range(1, 40):
     store.put("v6e", TOOLS, program(pages, int(sys.argv[2])), OK)

@@ -178,7 +178,7 @@ _COMPILE_ONE = """
 import jax  # a worker that ran this file would have the user's settings
 from autotune.workers import CompilePool
 from tests.conftest import each
-from tests.test_workers import QUICK
+from tests.compile.test_local_pool import QUICK
 if __name__ == "__main__":
     with CompilePool(1, float({timeout!r})) as pool:
         print([(verdict.status, verdict.schedule) for _, verdict in pool.run(each(QUICK[:1]))])
@@ -240,7 +240,7 @@ if __name__ == "__main__":
     import sys
     sys.path.append({root!r})
     from tests.conftest import each
-    from tests.test_workers import QUICK
+    from tests.compile.test_local_pool import QUICK
     with CompilePool(1, 600.0) as pool:
         print([verdict.status for _, verdict in pool.run(each(QUICK[:1]))])
     print(sorted(ask().errors))
@@ -280,7 +280,7 @@ def test_leaving_early_stops_the_workers_and_takes_their_files_along(pools: Star
 
 _PARENT = """
 from tests.conftest import each
-from tests.test_workers import SLOW
+from tests.compile.test_local_pool import SLOW
 if __name__ == "__main__":
     with start(1, 600.0) as pool:
         list(pool.run(each([SLOW])))
@@ -321,7 +321,7 @@ import sys
 from autotune.errors import MachineError
 from autotune.workers import CompilePool
 from tests.conftest import each
-from tests.test_workers import QUICK
+from tests.compile.test_local_pool import QUICK
 sys.executable = "/bin/false"
 with CompilePool(1, 600.0) as pool:
     try:

@@ -27,7 +27,7 @@ from autotune.doctor import probe as doctor_probe
 from autotune.doctor.checks import FAILURE, OK, WARNING, Check
 from autotune.io import folders, installed
 from autotune.kernel.problem import BlockSizes, Program
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
 from tests.conftest import ROOT, user_environment

@@ -21,7 +21,7 @@ from autotune.compile.local_pool import CompilePool
 from autotune.io import folders
 from autotune.io.folders import Folder
 from autotune.kernel.problem import TableKey
-from autotune.results import dataset, maintenance
+from autotune.results import dataset, maintenance, schema
 from autotune.search.plan import Request
 from autotune.search.shard import Shard
 from autotune.sweep import Summary
@@ -62,13 +62,13 @@ def compiled(said: str) -> int:
 
 
 def raw_rows(folder: Folder) -> pd.DataFrame:
-    return pd.concat([table.to_pandas() for table in dataset.tables(folder, dataset.schema())])
+    return pd.concat([table.to_pandas() for table in dataset.tables(folder, schema.arrow())])
 
 
 def compiles(rows: pd.DataFrame) -> Counter[Any]:
     """How often each program was compiled: the rows of one compile have its very seconds."""
-    distinct = rows.drop_duplicates([*dataset.BLOCK_COLUMNS, "compile_seconds"])
-    return Counter(zip(*(distinct[name] for name in dataset.BLOCK_COLUMNS), strict=True))
+    distinct = rows.drop_duplicates([*schema.BLOCK_COLUMNS, "compile_seconds"])
+    return Counter(zip(*(distinct[name] for name in schema.BLOCK_COLUMNS), strict=True))
 
 
 def wait_for_files(folder: Folder, count: int) -> None:

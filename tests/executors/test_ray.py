@@ -19,7 +19,7 @@ import pytest
 from autotune.compile.pool import Task
 from autotune.executors import ray_cluster as cluster
 from autotune.executors.ray_pool import NODE_ATTEMPTS, RayPool
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from tests.conftest import (
     ROOT,
     RayNodes,
@@ -43,7 +43,7 @@ OF_THE_MACHINE = ["time", "host", "compile_seconds"]
 
 def comparable(folder: Path) -> pd.DataFrame:
     frame = dataset.read(folder)
-    order = [*dataset.KEY_COLUMNS, *dataset.BLOCK_COLUMNS, "workload"]
+    order = [*schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS, "workload"]
     return frame.drop(columns=OF_THE_MACHINE).sort_values(order, ignore_index=True)
 
 

@@ -20,7 +20,7 @@ from autotune.errors import MachineError, UsageError
 from autotune.executors import ray_cluster as cluster
 from autotune.executors import ray_devices
 from autotune.kernel.problem import BlockSizes
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.search.plan import Request
 from autotune.timing.devices import Limits
 from autotune.tpu import generations
@@ -85,7 +85,7 @@ def test_from_the_command_line_a_chip_is_what_its_node_says(
     assert done.returncode == 0, done.stderr
     assert "newly interpreted (a candidate on a workload each): 2 ok; by wall clock\n" in done.stderr
     assert "did not load" not in done.stderr
-    timed = rows(tmp_path / "r", dataset.INTERPRETED)
+    timed = rows(tmp_path / "r", schema.INTERPRETED)
     assert timed["workload"].tolist() == ["mixed (cut)"] * 2 and (timed["status"] == "ok").all()
     assert (timed["host"] == socket.gethostname()).all() and (timed["chip"] == 0).all()
     assert (timed["device_kind"] == "cpu").all()
@@ -116,7 +116,7 @@ def test_a_node_that_leaves_with_its_chip_and_the_other_takes_its_keys(
         assert doomed not in ray_cluster.cluster.worker_nodes
     assert summary.timings == {"ok": len(keys) * 2 * 2}
     assert set(statuses(tmp_path).values()) == {"ok"}
-    assert not rows(tmp_path, dataset.INTERPRETED).duplicated(dataset.IDENTITY).any()
+    assert not rows(tmp_path, schema.INTERPRETED).duplicated(schema.IDENTITY).any()
 
 
 @pytest.mark.slow
@@ -166,4 +166,4 @@ def test_a_chip_that_is_none_ends_the_sweep_with_what_libtpu_says(
     assert done.returncode == 3, done.stderr
     assert "could not be taken, last tried after 65 s: " in done.stderr
     assert "Traceback" not in done.stderr
-    assert set(dataset.read(tmp_path / "r")["source"]) <= {dataset.MODELLED}
+    assert set(dataset.read(tmp_path / "r")["source"]) <= {schema.MODELLED}

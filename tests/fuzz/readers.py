@@ -300,9 +300,9 @@ def _rows_folder(data: bytes, folder: Path) -> Path:
 
 
 def row_files(data: bytes, folder: Path) -> None:
-    from autotune.results import dataset
+    from autotune.results import dataset, schema
 
-    dataset.tables(_rows_folder(data, folder), dataset.schema())
+    dataset.tables(_rows_folder(data, folder), schema.arrow())
 
 
 def row_values(data: bytes, folder: Path) -> None:

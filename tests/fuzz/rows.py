@@ -11,11 +11,11 @@ from typing import Any
 
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
-from autotune.results import dataset
+from autotune.results import dataset, schema
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
 
-TOOLS = dataset.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
+TOOLS = schema.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -94,15 +94,15 @@ def as_row(found: Compiled) -> bytes:
             "vmem_used_bytes": schedule.vmem_bytes,
             "smem_used_bytes": schedule.smem_bytes,
         }
-    table = pa.Table.from_pylist([row(status=found.status, **values)], schema=dataset.schema())
-    if wrong := dataset.flaw(table, dataset.SCHEMA_VERSION):
+    table = pa.Table.from_pylist([row(status=found.status, **values)], schema=schema.arrow())
+    if wrong := dataset.flaw(table, schema.SCHEMA_VERSION):
         raise AssertionError(f"a verdict that makes {wrong}")
     return dataset.parquet(table)
 
 
 def row(pages: int = 8, queries: int = 32, *, minute: int = 0, **values: Any) -> dict[str, Any]:
     problem = KEY.canonical_problem()
-    filled = dataset.row(
+    filled = schema.row(
         target="v6e",
         device_kind="TPU v6 lite",
         key=KEY,
@@ -144,9 +144,9 @@ def files() -> list[bytes]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    whole = pa.Table.from_pylist(some(), schema=dataset.schema())
+    whole = pa.Table.from_pylist(some(), schema=schema.arrow())
     needed = [
-        *dataset.IDENTITY,
+        *schema.IDENTITY,
         *dataset.ALWAYS,
         "latency_us",
         "num_q_heads",
@@ -166,7 +166,7 @@ def files() -> list[bytes]:
 def _sound() -> Any:
     import pyarrow as pa
 
-    return pa.Table.from_pylist(some(), schema=dataset.schema())
+    return pa.Table.from_pylist(some(), schema=schema.arrow())
 
 
 def wild(name: str, seed: int, number: int) -> bytes:

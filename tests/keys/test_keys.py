@@ -29,7 +29,7 @@ from autotune.keys.hf_config import parse_config, read_config
 from autotune.keys.padding import options
 from autotune.keys.resolve import Asked, Serving, canonical, listing, merged, of_model, resolve
 from autotune.results import scores
-from autotune.results.dataset import Tools
+from autotune.results.schema import Tools
 from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule

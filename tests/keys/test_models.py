@@ -16,7 +16,7 @@ from autotune.keys.builtin_models import KNOWN, find, known
 from autotune.keys.hf_config import parse_config, read_config
 from autotune.keys.models import Attention, Model, per_chip, recommended_page_size
 
-CONFIGS = Path(__file__).parent / "data" / "configs"
+CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 
 # By hand: (query heads, KV heads, head_dim, window of all layers), longest length.
 EXPECTED: dict[str, tuple[list[tuple[int, int, int, int | None]], int | None]] = {

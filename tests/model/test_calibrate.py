@@ -15,8 +15,8 @@ from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.kernel.workload import Workload, generate
 from autotune.model import calibrate
 from autotune.model.cost import CALIBRATION, CONSTANTS, Calibration, latency_seconds, seconds
-from autotune.results import dataset
-from autotune.results.dataset import Tools
+from autotune.results import dataset, schema
+from autotune.results.schema import Tools
 from autotune.tpu.generations import V5E, V6E
 
 TOOLS = Tools("0.10.2", "0.10.2", "0.0.42.1", "abcdef012345")
@@ -33,7 +33,7 @@ def timing(latency: float) -> dict[str, Any]:
 
 
 def rows(
-    truth: Calibration = PLANTED, noise: float = 0.02, source: str = dataset.MEASURED, seed: int = 0
+    truth: Calibration = PLANTED, noise: float = 0.02, source: str = schema.MEASURED, seed: int = 0
 ) -> Iterator[dict[str, object]]:
     """Measured rows of a device with known constants, over layouts, block sizes, lengths and batches."""
     rng = np.random.default_rng(seed)
@@ -51,7 +51,7 @@ def rows(
                         batch = generate(name, problem, seed=3)
                         took = latency_seconds(V6E, problem, blocks, batch, cycles, truth)
                         latency = 1e6 * took * float(np.exp(noise * rng.normal()))
-                        yield dataset.row(
+                        yield schema.row(
                             target="v6e",
                             device_kind="TPU v6 lite",
                             key=key,
@@ -65,7 +65,7 @@ def rows(
                             cycles=list(cycles),
                             vmem_used_bytes=1 << 20,
                             smem_used_bytes=4096,
-                            **(timing(latency) if source == dataset.MEASURED else {"model": "m"}),
+                            **(timing(latency) if source == schema.MEASURED else {"model": "m"}),
                         )
 
 
@@ -92,7 +92,7 @@ def test_a_row_takes_its_schedule_from_another_row_of_its_program(home: Path) ->
     measured = [{**r, "cycles": None, "vmem_used_bytes": None, "smem_used_bytes": None} for r in rows()]
     dataset.append(home / "r", measured)
     assert calibrate.samples(dataset.read(home / "r"), "TPU v6 lite") == ([], len(measured))
-    dataset.append(home / "r", rows(source=dataset.MODELLED))
+    dataset.append(home / "r", rows(source=schema.MODELLED))
     found, unusable = calibrate.samples(dataset.read(home / "r"), "TPU v6 lite")
     assert (len(found), unusable) == (len(measured), 0)
     assert calibrate.samples(dataset.read(home / "r"), "TPU v5 lite") == ([], 0)

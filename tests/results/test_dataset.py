@@ -15,14 +15,15 @@ import pytest
 from autotune.errors import MachineError, UsageError
 from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
-from autotune.results import dataset, maintenance, validate
+from autotune.results import dataset, maintenance, schema, validate
+from autotune.results.rows import rows_of
 from autotune.results.scores import COMMITTED_ROWS
 from autotune.results.spool import Outbox
 from autotune.search import plan
 from autotune.tpu.generations import GENERATIONS, V6E, hardware
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
-TOOLS = dataset.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
+TOOLS = schema.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -37,7 +38,7 @@ def make_row(
     status: str = "ok",
     settings: Settings = Settings(),  # noqa: B008
     minute: int = 0,
-    tools: dataset.Tools = TOOLS,
+    tools: schema.Tools = TOOLS,
     **values: Any,
 ) -> dict[str, Any]:
     problem = key.canonical_problem()
@@ -56,7 +57,7 @@ def make_row(
             values = {"samples_us": [low, latency, high], "timer": clock, "chip": 0} | values
     elif status in ("vmem_oom", "smem_oom"):
         values = {"needed_bytes": 2, "limit_bytes": 1} | values
-    row = dataset.row(
+    row = schema.row(
         target=target,
         device_kind="cpu" if source == "interpreted" else GENERATIONS[target].device_kinds[0],
         key=key,
@@ -87,11 +88,11 @@ def test_rows_come_back_as_they_were(tmp_path: Path) -> None:
     )
     failed = make_row(pages=16, status="vmem_oom", needed_bytes=5, limit_bytes=4, error="no room")
     dataset.append(tmp_path, [full, failed])
-    assert dataset.rows_of(dataset.read(tmp_path)) == [full, failed]
+    assert rows_of(dataset.read(tmp_path)) == [full, failed]
 
 
 def test_a_row_names_only_columns() -> None:
-    assert list(make_row()) == dataset.schema().names
+    assert list(make_row()) == schema.arrow().names
     with pytest.raises(KeyError, match="latency_ms"):
         make_row(latency_ms=1.0)
 
@@ -142,7 +143,7 @@ def test_other_parquet_is_refused_and_older_columns_are_filled(tmp_path: Path) -
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
     with pytest.raises(UsageError, match="holds no rows of a sweep"):
         dataset.read(tmp_path)
-    older = pa.Table.from_pylist([make_row(latency_us=1.0)], schema=dataset.schema()).drop_columns(["chip"])
+    older = pa.Table.from_pylist([make_row(latency_us=1.0)], schema=schema.arrow()).drop_columns(["chip"])
     pq.write_table(older.append_column("new", pa.array(["x"])), tmp_path / "other.parquet")
     frame = dataset.read(tmp_path)
     assert frame["chip"].isna().all()
@@ -206,7 +207,7 @@ def test_a_row_that_no_sweep_makes_is_named(tmp_path: Path, changes: dict[str, A
     good = [make_row(p, latency_us=1.0, cycles=[1, 2, 3, 4]) for p in (4, 8)]
     dataset.append(tmp_path, good)
     assert len(dataset.read(tmp_path)) == 2
-    bad = pa.Table.from_pylist([*good, {**good[0], **changes}], schema=dataset.schema())
+    bad = pa.Table.from_pylist([*good, {**good[0], **changes}], schema=schema.arrow())
     pq.write_table(bad, tmp_path / "theirs.parquet")
     with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
         dataset.read(tmp_path)
@@ -242,7 +243,7 @@ def test_a_timing_that_no_sweep_makes_is_named(
     good = make_row(source="measured", latency_us=2.0, latency_low_us=1.0, latency_high_us=3.0)
     dataset.append(tmp_path, [good])
     assert len(dataset.read(tmp_path, columns)) == 1
-    bad = pa.Table.from_pylist([good, {**good, **changes}], schema=dataset.schema())
+    bad = pa.Table.from_pylist([good, {**good, **changes}], schema=schema.arrow())
     pq.write_table(bad, tmp_path / "theirs.parquet")
     with pytest.raises(UsageError, match=f"theirs.parquet' holds .*{said}.*: move it out"):
         dataset.read(tmp_path, columns)
@@ -346,7 +347,7 @@ def test_a_link_to_rows_is_read(tmp_path: Path) -> None:
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
-    twice = pa.Table.from_pylist([make_row()], schema=dataset.schema())
+    twice = pa.Table.from_pylist([make_row()], schema=schema.arrow())
     pq.write_table(twice.append_column("target", pa.array(["v6e"])), tmp_path / "x.parquet")
     with pytest.raises(UsageError, match="holds no rows of a sweep"):
         dataset.read(tmp_path)
@@ -368,7 +369,7 @@ def test_a_failed_append_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
     rows = [make_row(pages, latency_us=float(pages), cycles=[1, 2, 3, pages]) for pages in (4, 8, 16)]
-    content = dataset.parquet(pa.Table.from_pylist(rows, schema=dataset.schema()))
+    content = dataset.parquet(pa.Table.from_pylist(rows, schema=schema.arrow()))
     path = tmp_path / "rows.parquet"
     path.write_bytes(content)
     expected = dataset.read(tmp_path)
@@ -386,7 +387,7 @@ def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cycles", [[60, 280, 27, 1645], None])
 def test_a_verdict_without_its_cycles_is_compiled_anew(cycles: list[int] | None) -> None:
     schedule = {"cycles": cycles, "vmem_used_bytes": 1, "smem_used_bytes": 1, "compile_seconds": 1.0}
-    table = pa.Table.from_pylist([make_row(**schedule)], schema=dataset.schema())
+    table = pa.Table.from_pylist([make_row(**schedule)], schema=schema.arrow())
     found = plan.known(plan.Request(generation=V6E, keys=(KEY,)), table.to_pandas(), TOOLS)
     assert len(found) == (cycles is not None)
 

@@ -26,7 +26,7 @@ from autotune.cli.commands.results import command
 from autotune.cli.main import cli
 from autotune.errors import UsageError
 from autotune.io import folders
-from autotune.results import dataset, maintenance
+from autotune.results import dataset, maintenance, schema
 from autotune.tables.load import load
 from tests.results.test_dataset import TOOLS, make_row
 
@@ -46,7 +46,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def raw(folder: Path) -> set[str]:
     """Every row of every file, as text."""
-    found = [row for table in dataset.tables(folder, dataset.schema()) for row in table.to_pylist()]
+    found = [row for table in dataset.tables(folder, schema.arrow()) for row in table.to_pylist()]
     texts = [json.dumps(row, default=str) for row in found]
     assert len(texts) == len(set(texts)), "a row is there twice"
     return set(texts)
@@ -97,7 +97,7 @@ def test_merging_is_order_free_idempotent_and_loses_nothing(
         assert raw(base / "first") == {
             json.dumps(row, default=str)
             for rows in parts
-            for table in [dataset.schema().empty_table().from_pylist(rows, schema=dataset.schema())]
+            for table in [schema.arrow().empty_table().from_pylist(rows, schema=schema.arrow())]
             for row in table.to_pylist()
         }
         # One after the other into an old folder: the same rows, and compacted the same bytes.
@@ -131,7 +131,7 @@ def test_of_one_moment_the_same_row_counts_whatever_the_files(tmp_path: Path) ->
             folders.publish(
                 tmp_path / name,
                 f"{number}.parquet",
-                dataset.parquet(dataset.schema().empty_table().from_pylist([row], schema=dataset.schema())),
+                dataset.parquet(schema.arrow().empty_table().from_pylist([row], schema=schema.arrow())),
             )
     assert dataset.read(tmp_path / "a")["host"].tolist() == dataset.read(tmp_path / "b")["host"].tolist()
 
@@ -257,7 +257,7 @@ def test_export(run: Callable[..., Result], tmp_path: Path) -> None:
     loaded = json.loads((tmp_path / "x.json").read_text())
     frame = pq.ParquetFile(tmp_path / "x.parquet").read().to_pylist()
     assert len(lines) == len(loaded) == len(frame) == 2
-    assert list(lines[0]) == list(loaded[0]) == dataset.schema().names
+    assert list(lines[0]) == list(loaded[0]) == schema.arrow().names
     assert lines[0]["error"] == loaded[0]["error"] == 'a "b",\nc'
     assert (lines[1]["cycles"], lines[1]["latency_us"]) == ("[1, 2, 3, 4]", "1.5")
     assert lines[1]["chip"] == "" and loaded[1]["chip"] is None
@@ -326,7 +326,7 @@ LATER = {
 def put(folder: Path, name: str, row: dict[str, Any], **columns: pa.Array) -> None:
     """A file as a later version writes it."""
     folder.mkdir(exist_ok=True)
-    table = pa.Table.from_pylist([row], schema=dataset.schema())
+    table = pa.Table.from_pylist([row], schema=schema.arrow())
     for column, values in columns.items():
         table = table.append_column(column, values)
     pq.write_table(table, folder / f"rows-{name}.parquet")

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.kernel.problem import BlockSizes, Settings
-from autotune.results import dataset, winners
+from autotune.results import dataset, schema, winners
 from tests.results.test_dataset import KEY, TOOLS, make_row
 
 
@@ -19,7 +19,7 @@ def frame_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Rows as reading them gives them, without the disk."""
     import pyarrow as pa
 
-    table = pa.Table.from_pylist(rows, schema=dataset.schema())
+    table = pa.Table.from_pylist(rows, schema=schema.arrow())
     return table.to_pandas(types_mapper=dataset._nullable_types().get)
 
 
@@ -30,7 +30,7 @@ def timed(pages: int, queries: int, **latencies: float) -> list[dict[str, Any]]:
 def winner(rows: list[dict[str, Any]], incumbents: list[BlockSizes] | None = None) -> BlockSizes:
     scored = winners.scores(frame_of(rows))
     chosen = winners.choose(scored, {("v6e", KEY): incumbents or []})
-    [blocks] = winners.blocks_of(chosen)
+    [blocks] = rows.blocks_of(chosen)
     return blocks
 
 
@@ -43,7 +43,7 @@ def test_score_is_the_geometric_mean_of_the_ratio_to_each_workloads_best() -> No
     assert winner(rows) == (16, 32)
 
 
-@pytest.mark.parametrize("status", [s for s in dataset.STATUSES if s != "ok"])
+@pytest.mark.parametrize("status", [s for s in schema.STATUSES if s != "ok"])
 def test_only_ok_on_every_workload_can_win(status: str) -> None:
     rows = timed(4, 32, mixed=10.0, decode=10.0) + timed(8, 32, mixed=1.0)
     assert winner([*rows, make_row(8, 32, workload="decode", status=status)]) == (4, 32)
@@ -98,7 +98,7 @@ def test_an_interval_that_reaches_below_zero_ties_with_all(tmp_path: Path) -> No
 
 
 def test_measured_beats_modelled_and_newer_tools_beat_older() -> None:
-    newer = dataset.Tools("0.12.0", "0.12.0", "0.0.50", "def")
+    newer = schema.Tools("0.12.0", "0.12.0", "0.0.50", "def")
     rows = [
         make_row(4, 32, latency_us=1.0, minute=1),
         make_row(8, 32, latency_us=2.0, minute=2, tools=newer),
@@ -118,7 +118,7 @@ def test_settings_are_judged_apart() -> None:
     assert len(chosen) == 2
 
 
-NEWER = dataset.Tools("0.12.0", "0.12.0", "0.0.50", "def")
+NEWER = schema.Tools("0.12.0", "0.12.0", "0.0.50", "def")
 OTHERS: dict[str, list[dict[str, Any]]] = {
     "one more workload": timed(8, 32, mixed=9.0, decode=9.0, prefill=9.0, chat=1.0),
     "fewer workloads": timed(16, 64, mixed=9.0),
@@ -224,7 +224,7 @@ def test_the_order_of_rows_does_not_matter(drawn: list[tuple[int, int, str, floa
     shuffled = rows.copy()
     random.shuffle(shuffled)
     first, second = (winners.choose(winners.scores(frame_of(r))) for r in (rows, shuffled))
-    assert winners.blocks_of(first) == winners.blocks_of(second)
+    assert rows.blocks_of(first) == rows.blocks_of(second)
 
 
 def test_nothing_ok_is_no_winner_and_no_error(tmp_path: Path) -> None:

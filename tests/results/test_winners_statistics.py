@@ -116,7 +116,7 @@ def wins(latencies: dict[BlockSizes, float], incumbent: BlockSizes, draws: int =
         incumbents["v6e", key] = [incumbent]
     chosen = winners.choose(winners.scores(frame_of(rows)), incumbents)
     assert len(chosen) == draws
-    return Counter(winners.blocks_of(chosen))
+    return Counter(rows.blocks_of(chosen))
 
 
 def test_a_real_gain_of_5_percent_is_found_at_1_percent_noise() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.kernel.problem import Program, TableKey
 from autotune.keys import presets
-from autotune.results import dataset
+from autotune.results import schema
 from autotune.search import plan, shard
 from autotune.search.plan import Request
 from autotune.search.shard import Shard
@@ -19,7 +19,7 @@ from autotune.tpu.schedule import Schedule
 from tests.search.test_strategy import best_latencies, cycles_of, play
 from tests.search.test_strategy import request as search_request
 
-TOOLS = dataset.Tools("1", "1", "1", "x")
+TOOLS = schema.Tools("1", "1", "1", "x")
 
 
 @pytest.fixture(scope="module")

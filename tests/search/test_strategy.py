@@ -12,7 +12,7 @@ from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.model import surrogate
 from autotune.model.calibrate import current
 from autotune.model.cost import latency_seconds
-from autotune.results import dataset
+from autotune.results import schema
 from autotune.search import plan
 from autotune.search.plan import Plan, Request
 from autotune.search.space import expected_compile_seconds
@@ -23,7 +23,7 @@ from autotune.tpu.generations import V6E
 from autotune.tpu.schedule import Schedule
 from tests.conftest import program
 
-TOOLS = dataset.Tools("1", "1", "1", "x")
+TOOLS = schema.Tools("1", "1", "1", "x")
 KEYS = tuple(
     TableKey("bfloat16", "bfloat16", 8, 2, 128, page_size, tokens, length)
     for page_size in (16, 64, 128)

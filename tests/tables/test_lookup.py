@@ -115,7 +115,7 @@ def test_only_autotunes_own_look_up_tries_the_nearest(rule):
 
 def test_committed_tables_and_results_are_looked_up_by_autotune_and_files_are_not(tmp_path):
     assert load("v6e").rule is lookups.AUTOTUNE
-    path = lookup.rules.__file__.replace("rules.py", "tpu_v6e.py")
+    path = lookup.lookups.__file__.replace("lookups.py", "tpu_v6e.py")
     assert load(path).rule is not lookups.AUTOTUNE
 
 

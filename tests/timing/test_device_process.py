@@ -16,10 +16,10 @@ import pytest
 from autotune.kernel.jax_rpa.inputs import pool_pages
 from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem, Settings
 from autotune.kernel.workload import Sequence, Workload
+from autotune.results.schema import WALL_CLOCK
 from autotune.timing import device_process as owner_module
 from autotune.timing.device_process import Chip, DeviceDied, Owner, PrepareFailed
 from autotune.timing.device_worker import Turn
-from autotune.timing.profile import WALL_CLOCK
 from autotune.timing.timer import EMPTY_PROFILES
 from autotune.tpu.executable import Call, compile_ahead
 
@@ -146,7 +146,8 @@ def test_hangs_in_mid_measurement(doomed: Owner) -> None:
 _TIME_FOR_A_WHILE = """
 import time
 from autotune.owner import Chip, Owner
-from tests.test_owner import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
+from tests.conftest import ROOT
+from tests.timing.test_device_process import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
 owner = Owner(Chip("cpu"), run_timeout=3.0)
 owner.prepare(PROBLEM, BATCHES[:1], NO_SETTINGS, 0, None)
 owner.load(LARGE, None)
@@ -163,7 +164,7 @@ def test_a_command_that_was_stopped_for_longer_than_a_run_may_take_goes_on() -> 
     """As by Ctrl-Z, and fg some time later: the process with the device was stopped too."""
     with subprocess.Popen(
         [sys.executable, "-c", _TIME_FOR_A_WHILE],
-        cwd=Path(__file__).parent.parent,
+        cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
@@ -198,7 +199,7 @@ def test_ends_when_its_parent_is_killed() -> None:
         "owner = Owner(Chip('cpu')); print(owner.pid, flush=True); time.sleep(99)"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())

@@ -19,14 +19,14 @@ from autotune import sweep
 from autotune.compile.pool import Task
 from autotune.errors import EXIT_MACHINE, EXIT_USAGE, MachineError
 from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.schema import KERNEL_EVENTS, WALL_CLOCK
 from autotune.results.winners import choose, scores
 from autotune.search.plan import Request
 from autotune.sweep import Summary
 from autotune.timing.device_process import Chip, Device, Owner
 from autotune.timing.devices import Devices, Timing
 from autotune.timing.key_timing import Result
-from autotune.timing.profile import KERNEL_EVENTS, WALL_CLOCK
 from autotune.timing.slot import Slot
 from autotune.timing.statistics import StoppingRule
 from autotune.tpu import generations
@@ -76,12 +76,12 @@ class Quiet(contextlib.AbstractContextManager["Quiet"]):
 
 
 def devices(*slots: Slot) -> Devices:
-    return Devices(Timing(source=dataset.INTERPRETED, device_kind="cpu", rule=RULE), slots)
+    return Devices(Timing(source=schema.INTERPRETED, device_kind="cpu", rule=RULE), slots)
 
 
 def measured(*slots: Slot) -> Devices:
     rule = StoppingRule(max_seconds=1e9)
-    return Devices(Timing(source=dataset.MEASURED, device_kind="TPU v6 lite", rule=rule), slots)
+    return Devices(Timing(source=schema.MEASURED, device_kind="TPU v6 lite", rule=rule), slots)
 
 
 def run(asked: Request, folder: Path, used: Devices, progress: Quiet | None = None) -> Summary:
@@ -94,8 +94,8 @@ def rows(folder: Path, source: str) -> pd.DataFrame:
 
 
 def statuses(folder: Path) -> dict[BlockSizes, str]:
-    frame = rows(folder, dataset.INTERPRETED)
-    columns = (frame[name].tolist() for name in (*dataset.BLOCK_COLUMNS, "status"))
+    frame = rows(folder, schema.INTERPRETED)
+    columns = (frame[name].tolist() for name in (*schema.BLOCK_COLUMNS, "status"))
     return {BlockSizes(pages, queries): status for pages, queries, status in zip(*columns, strict=True)}
 
 
@@ -110,7 +110,7 @@ def test_from_the_command_line(
     assert "newly interpreted (a candidate on a workload each): 2 ok; by wall clock\n" in done.stderr
     assert "did not load" not in done.stderr
     assert "No table can be made of this" in done.stdout
-    timed = rows(tmp_path / "r", dataset.INTERPRETED)
+    timed = rows(tmp_path / "r", schema.INTERPRETED)
     assert timed["workload"].tolist() == ["mixed (cut)"] * 2
     assert (timed["device_kind"] == "cpu").all() and (timed["chip"] == 0).all()
     assert (timed["timer"] == "wall clock").all() and (timed["vmem_used_bytes"] > 0).all()
@@ -140,7 +140,7 @@ def test_a_candidate_that_kills_the_device_and_what_the_next_run_does(tmp_path: 
         summary = run(request(), tmp_path, devices(cpu.slot))
     assert statuses(tmp_path) == {SMALL: "ok", LARGE: "crashed"}
     assert summary.timings == {"ok": 1, "crashed": 1}
-    crashed = rows(tmp_path, dataset.INTERPRETED).set_index("num_kv_pages_per_blk").loc[4]
+    crashed = rows(tmp_path, schema.INTERPRETED).set_index("num_kv_pages_per_blk").loc[4]
     assert crashed["error"].endswith("2 times") and pd.isna(crashed["latency_us"])
     # The next run times nothing and takes no device; asked to try again, it tries the crashed one alone.
     before = dataset.read(tmp_path)
@@ -159,8 +159,8 @@ def test_a_device_that_cannot_be_taken_leaves_the_schedules(tmp_path: Path) -> N
 
     with pytest.raises(MachineError, match="chip 0 could not be taken"):
         run(request(), tmp_path, devices(Slot(0, start, sleep=lambda seconds: None)))
-    assert len(rows(tmp_path, dataset.MODELLED)) == 2
-    assert rows(tmp_path, dataset.INTERPRETED).empty
+    assert len(rows(tmp_path, schema.MODELLED)) == 2
+    assert rows(tmp_path, schema.INTERPRETED).empty
 
 
 def test_measured_rows_make_a_table_without_more_ado(
@@ -172,8 +172,8 @@ def test_measured_rows_make_a_table_without_more_ado(
     script = Script(known(dict(zip(ranking, (110e-6, 100e-6, 150e-6), strict=True))), noise=0.002)
     folder = tmp_path / "r"
     run(asked, folder, measured(Slot(0, script.start)))
-    timed = rows(folder, dataset.MEASURED)
-    modelled = rows(folder, dataset.MODELLED)
+    timed = rows(folder, schema.MEASURED)
+    modelled = rows(folder, schema.MODELLED)
     assert len(timed) == len(modelled) == 3
     assert (timed["vmem_used_bytes"].to_numpy() == modelled["vmem_used_bytes"].to_numpy()).all()
     assert timed["compile_seconds"].notna().all() and (timed["workload"] == "mixed").all()
@@ -192,8 +192,8 @@ def test_the_clock_is_followed_beyond_the_edge_that_the_model_sees_no_use_in(tmp
     asked = Request(generation=generations.V6E, keys=(KEY,), workloads=("mixed",))
     script = Script(latency, noise=0.001)
     run(asked, tmp_path, measured(Slot(0, script.start)))
-    won = choose(scores(rows(tmp_path, dataset.MEASURED)))
-    assert won[dataset.BLOCK_COLUMNS].to_numpy().tolist() == [[4, 4]]
+    won = choose(scores(rows(tmp_path, schema.MEASURED)))
+    assert won[schema.BLOCK_COLUMNS].to_numpy().tolist() == [[4, 4]]
     # Typed again, nothing is left to do.
     again = Script(latency, noise=0.001)
     assert run(asked, tmp_path, measured(Slot(0, again.start))).timings == {}
@@ -201,7 +201,7 @@ def test_the_clock_is_followed_beyond_the_edge_that_the_model_sees_no_use_in(tmp
     named = Script(latency, noise=0.001)
     chosen = dataclasses.replace(asked, kv_pages=(4,), queries=(32, 64))
     run(chosen, tmp_path / "named", measured(Slot(0, named.start)))
-    assert set(rows(tmp_path / "named", dataset.MEASURED)["num_queries_per_blk"]) == {32, 64}
+    assert set(rows(tmp_path / "named", schema.MEASURED)["num_queries_per_blk"]) == {32, 64}
 
 
 @pytest.mark.slow
@@ -209,7 +209,7 @@ def test_two_chips_share_the_keys_and_rows_say_which(tmp_path: Path) -> None:
     chips_used = [Slot(chip, lambda: Owner(Chip("cpu"))) for chip in (0, 1)]
     summary = run(request(keys=(KEY, LONGER)), tmp_path, devices(*chips_used))
     assert summary.timings == {"ok": 4} and summary.compiled == 2
-    timed = rows(tmp_path, dataset.INTERPRETED)
+    timed = rows(tmp_path, schema.INTERPRETED)
     by_key = timed.groupby("max_model_len")["chip"].unique()
     assert sorted(chip for found in by_key for chip in found) == [0, 1]  # one chip a key, and both are used
 
@@ -231,7 +231,7 @@ def test_two_sweeps_at_once_never_harm_each_other(tmp_path: Path) -> None:
         running = [pool.submit(run, asked, tmp_path, devices(Cpu().slot)) for _ in range(2)]
         done = [sweep_done.result() for sweep_done in running]
     assert [summary.timings["ok"] for summary in done] == [4, 4]
-    timed = rows(tmp_path, dataset.INTERPRETED)
+    timed = rows(tmp_path, schema.INTERPRETED)
     assert timed.groupby("max_model_len").size().tolist() == [2, 2], "what is there twice counts once"
 
 
@@ -246,8 +246,8 @@ def scripted(script: Script, chip: int = 0) -> Slot:
 
 
 def winning(folder: Path) -> list[BlockSizes]:
-    chosen = choose(scores(rows(folder, dataset.MEASURED)))
-    return [BlockSizes(*pair) for pair in chosen[dataset.BLOCK_COLUMNS].itertuples(index=False, name=None)]
+    chosen = choose(scores(rows(folder, schema.MEASURED)))
+    return [BlockSizes(*pair) for pair in chosen[schema.BLOCK_COLUMNS].itertuples(index=False, name=None)]
 
 
 def test_one_chip_of_four_that_never_comes_is_retired(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_one_chip_of_four_that_never_comes_is_retired(tmp_path: Path) -> None:
     assert summary.timings == {"ok": len(KEYS) * 2}
     (note,) = progress.notes
     assert note.startswith("chip 3 could not be taken") and note.endswith("goes on with 3 other devices")
-    assert set(rows(tmp_path, dataset.MEASURED)["chip"]) <= {0, 1, 2}
+    assert set(rows(tmp_path, schema.MEASURED)["chip"]) <= {0, 1, 2}
     assert winning(tmp_path) == [SMALL] * len(KEYS)
 
 
@@ -274,7 +274,7 @@ def test_no_chip_that_comes_ends_the_sweep(tmp_path: Path) -> None:
     with pytest.raises(MachineError, match=r"chip \d could not be taken") as raised:
         run(request(keys=KEYS), tmp_path, measured(*slots))
     assert raised.value.exit_code == EXIT_MACHINE
-    assert rows(tmp_path, dataset.MEASURED).empty and not rows(tmp_path, dataset.MODELLED).empty
+    assert rows(tmp_path, schema.MEASURED).empty and not rows(tmp_path, schema.MODELLED).empty
 
 
 def test_a_key_whose_preparation_kills_is_crashed_and_the_others_are_timed(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_key_whose_preparation_kills_is_crashed_and_the_others_are_timed(tmp_p
     script = Script(LATENCIES, on_prepare=prepare)
     summary = run(request(keys=KEYS), tmp_path, measured(scripted(script)))
     assert summary.timings == {"ok": (len(KEYS) - 1) * 2, "crashed": 2}
-    timed = rows(tmp_path, dataset.MEASURED)
+    timed = rows(tmp_path, schema.MEASURED)
     assert set(timed[timed["status"] == "crashed"]["max_model_len"]) == {LONGER.max_model_len}
 
 
@@ -308,10 +308,10 @@ def test_a_clock_that_changes_between_two_runs_mixes_no_winner(tmp_path: Path) -
     assert winning(tmp_path) == [LARGE]
     second = Script(known({SMALL: 1.3e-4, LARGE: 1.5e-4}), profiles=False)
     run(request(), tmp_path, measured(scripted(second)))
-    timed = rows(tmp_path, dataset.MEASURED)
+    timed = rows(tmp_path, schema.MEASURED)
     assert set(timed["timer"]) == {WALL_CLOCK} and winning(tmp_path) == [SMALL]
     # All that was timed is still there, in the files.
-    raw = pd.concat([table.to_pandas() for table in dataset.tables(tmp_path, dataset.schema())])
+    raw = pd.concat([table.to_pandas() for table in dataset.tables(tmp_path, schema.arrow())])
     assert Counter(raw["timer"].dropna()) == {KERNEL_EVENTS: 1, WALL_CLOCK: 2}
 
 
@@ -322,7 +322,7 @@ def test_rows_of_two_clocks_never_meet_in_a_winner(tmp_path: Path) -> None:
         ("b", Script(known({SMALL: 1.1e-4}), profiles=False), (2,)),
     ):
         run(request(kv_pages=pages), tmp_path / folder, measured(scripted(script)))
-    frame = pd.concat([rows(tmp_path / folder, dataset.MEASURED) for folder in "ab"], ignore_index=True)
+    frame = pd.concat([rows(tmp_path / folder, schema.MEASURED) for folder in "ab"], ignore_index=True)
     scored = scores(frame)
     assert len(scored) == 2 and choose(scored)["num_kv_pages_per_blk"].tolist() == [4]
 
@@ -330,6 +330,6 @@ def test_rows_of_two_clocks_never_meet_in_a_winner(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", [0.01, 0.2])
 def test_lost_events_change_no_winner(tmp_path: Path, lost: float) -> None:
     run(request(keys=KEYS), tmp_path, measured(scripted(Script(LATENCIES, lost=lost))))
-    timed = rows(tmp_path, dataset.MEASURED)
+    timed = rows(tmp_path, schema.MEASURED)
     assert set(timed["timer"]) == {KERNEL_EVENTS} and winning(tmp_path) == [SMALL] * len(KEYS)
     assert max(map(max, timed["samples_us"])) < 1.5 * 120

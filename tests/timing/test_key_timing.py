@@ -19,10 +19,10 @@ from autotune.kernel.jax_rpa.inputs import pool_pages
 from autotune.kernel.problem import NO_SETTINGS, BlockSizes, Problem, Settings, TableKey
 from autotune.kernel.workload import Sequence as Tokens
 from autotune.kernel.workload import Workload
+from autotune.results.schema import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
 from autotune.timing.device_process import Chip, Device, Owner, PrepareFailed
 from autotune.timing.device_worker import Loaded, Timed, Turn
 from autotune.timing.key_timing import Executables, Job, KeyTiming, Result
-from autotune.timing.profile import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
 from autotune.timing.shortlist import Shortlist
 from autotune.timing.slot import RESTART_SECONDS, Slot
 from autotune.timing.statistics import Median, StoppingRule

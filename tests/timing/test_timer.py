@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from autotune.timing.profile import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK, TraceError
+from autotune.results.schema import KERNEL_EVENTS, MODULE_EVENTS, WALL_CLOCK
+from autotune.timing.profile import TraceError
 from autotune.timing.timer import EMPTY_PROFILES, Step, Timer, call_seconds, mark_name, profiled
 from tests.timing.xspace import Event, xspace
 

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.kernel.problem import BlockSizes
-from autotune.results import dataset, winners
+from autotune.results import schema, winners
+from autotune.results.rows import pair_of, rows_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # One candidate on one workload, whatever made its row.
-_SAME = [*winners.ENTRY, "max_num_seqs", *dataset.BLOCK_COLUMNS, "workload_fingerprint"]
+_SAME = [*winners.ENTRY, "max_num_seqs", *schema.BLOCK_COLUMNS, "workload_fingerprint"]
 
 
 class Point(NamedTuple):
@@ -57,18 +58,18 @@ def of(frame: pd.DataFrame, numbers: Mapping[tuple[Any, ...], int]) -> Agreement
     ok = frame[(frame["status"] == "ok") & (frame["latency_us"] > 0)].sort_values("time", kind="stable")
     newest = {
         source: ok[ok["source"] == source].drop_duplicates(_SAME, keep="last")
-        for source in (dataset.MODELLED, dataset.MEASURED)
+        for source in (schema.MODELLED, schema.MEASURED)
     }
-    both = newest[dataset.MEASURED].merge(
-        newest[dataset.MODELLED][[*_SAME, "latency_us"]], on=_SAME, suffixes=("", "_predicted")
+    both = newest[schema.MEASURED].merge(
+        newest[schema.MODELLED][[*_SAME, "latency_us"]], on=_SAME, suffixes=("", "_predicted")
     )
     both = both.sort_values(_SAME, kind="stable", ignore_index=True)
     points: list[Point] = []
     errors: dict[str, list[float]] = {}
-    for line, predicted in zip(dataset.rows_of(both), both["latency_us_predicted"].tolist(), strict=True):
+    for line, predicted in zip(rows_of(both), both["latency_us_predicted"].tolist(), strict=True):
         point = Point(
             numbers[tuple(line[name] for name in winners.ENTRY)],
-            BlockSizes(*(line[name] for name in dataset.BLOCK_COLUMNS)),
+            pair_of(line),
             line["workload"],
             predicted,
             line["latency_us"],
@@ -91,7 +92,7 @@ def of(frame: pd.DataFrame, numbers: Mapping[tuple[Any, ...], int]) -> Agreement
 
 def _costs(both: pd.DataFrame) -> dict[str, list[float]]:
     """By generation, each key's cost, by the clock, of the pair that was predicted to be the best."""
-    line = [*winners.ENTRY, *dataset.BLOCK_COLUMNS]
+    line = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
     timed = winners.scores(both)
     no_interval = {"latency_low_us": math.nan, "latency_high_us": math.nan}
     predicted = winners.scores(both.assign(latency_us=both["latency_us_predicted"], **no_interval))
@@ -99,6 +100,6 @@ def _costs(both: pd.DataFrame) -> dict[str, list[float]]:
     out: dict[str, list[float]] = {}
     for _, key in pairs.groupby(winners.ENTRY, dropna=False, sort=False):
         if len(key) > 1:
-            taken = key.sort_values(["score_predicted", *dataset.BLOCK_COLUMNS]).iloc[0]
+            taken = key.sort_values(["score_predicted", *schema.BLOCK_COLUMNS]).iloc[0]
             out.setdefault(str(taken["target"]), []).append(float(taken["score"] / key["score"].min()))
     return out

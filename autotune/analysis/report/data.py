@@ -12,7 +12,7 @@ from autotune.analysis import overview
 from autotune.analysis.report import agreement, entries, provenance, regret
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
-from autotune.results import dataset, maintenance, winners
+from autotune.results import dataset, maintenance, schema, winners
 from autotune.results.baselines import incumbents_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def build(folders: Sequence[Folder], target: str | None = None) -> Report:
         frame = frame[frame["target"] == target].reset_index(drop=True)
     if frame.empty:
         raise UsageError(maintenance.nothing(folders, target, held))
-    timed = frame[frame["source"] != dataset.INTERPRETED].reset_index(drop=True)
+    timed = frame[frame["source"] != schema.INTERPRETED].reset_index(drop=True)
     scored = winners.scores(timed)
     chosen = winners.choose(scored, incumbents_of(scored))
     keys = entries.gather(frame)
@@ -68,5 +68,5 @@ def _read(folders: Sequence[Folder]) -> pd.DataFrame:
         return frames[0]
     # A folder may be named with its copy: as within one, the newest row of an identity counts.
     frame = pd.concat(frames, ignore_index=True).sort_values("time", kind="stable")
-    frame = frame.drop_duplicates(dataset.IDENTITY, keep="last")
-    return frame.sort_values(dataset.IDENTITY, kind="stable", ignore_index=True)
+    frame = frame.drop_duplicates(schema.IDENTITY, keep="last")
+    return frame.sort_values(schema.IDENTITY, kind="stable", ignore_index=True)

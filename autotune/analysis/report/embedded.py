@@ -11,7 +11,7 @@ from autotune.analysis.report.agreement import Point
 from autotune.analysis.report.data import Report
 from autotune.analysis.report.entries import Cell, Entry
 from autotune.emit import settings_text
-from autotune.results import dataset, winners
+from autotune.results import schema, winners
 
 # More are drawn slowly and say no more; they are taken evenly.
 MAX_POINTS = 5000
@@ -24,7 +24,7 @@ def embedded(report: Report) -> str:
         {
             "entries": [_entry(entry) for entry in keys.entries],
             "settings": [
-                settings_text(dict(zip(dataset.SETTING_COLUMNS, s, strict=True))) for s in keys.settings
+                settings_text(dict(zip(schema.SETTING_COLUMNS, s, strict=True))) for s in keys.settings
             ],
             "tools": [_kit(dict(zip(winners.TOOLS, kit, strict=True))) for kit in keys.tools],
             "failures": keys.failures,

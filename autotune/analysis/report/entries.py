@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autotune.analysis import overview
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, winners
+from autotune.results import schema, winners
 from autotune.results.baselines import incumbent
+from autotune.results.rows import blocks_of, key_of, pair_of, rows_of
 from autotune.tpu.generations import GENERATIONS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_TRUST = {name: rank for rank, name in enumerate(dataset.SOURCES)}
+_TRUST = {name: rank for rank, name in enumerate(schema.SOURCES)}
 _AT_ONCE = 50_000  # rows
 _FAILURE = ("status", "needed_bytes", "limit_bytes", "error")
 
@@ -113,8 +114,8 @@ def gather(frame: pd.DataFrame) -> Gathered:
         entry = tuple(line[name] for name in winners.ENTRY)
         place = numbers[entry], tools[tuple(line[name] for name in winners.TOOLS)]
         if place[0] == len(entries):
-            key = TableKey(*(line[name] for name in dataset.KEY_COLUMNS))
-            setting = settings[tuple(line[name] for name in dataset.SETTING_COLUMNS)]
+            key = key_of(line)
+            setting = settings[tuple(line[name] for name in schema.SETTING_COLUMNS)]
             now = incumbent(GENERATIONS[line["target"]], key, published)
             entries.append(Entry(line["target"], key, setting, now.default, now.published))
         places.append(place)
@@ -158,7 +159,7 @@ def _scores(
     for place in dict.fromkeys(places):
         turn[place] = seen[place[0]] = seen.get(place[0], -1) + 1
     turns = np.array([turn[place] for place in places])
-    timed = (frame["source"] != dataset.INTERPRETED).to_numpy(bool)
+    timed = (frame["source"] != schema.INTERPRETED).to_numpy(bool)
     out: dict[tuple[int, int], dict[BlockSizes, tuple[float, float]]] = {}
     for now in range(max(turn.values(), default=-1) + 1):
         [rows] = np.nonzero((turns == now) & timed)
@@ -167,7 +168,7 @@ def _scores(
         scored = winners.scores(part)
         for entry, blocks, score, us in zip(
             _tuples(scored, winners.ENTRY),
-            winners.blocks_of(scored),
+            blocks_of(scored),
             scored["score"].tolist(),
             scored["latency_us"].tolist(),
             strict=True,
@@ -195,17 +196,17 @@ class _Row(NamedTuple):
 def _lines(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """The rows, some at a time: a million of them as Python's own values are gigabytes."""
     for start in range(0, len(frame), _AT_ONCE):
-        yield from dataset.rows_of(frame.iloc[start : start + _AT_ONCE])
+        yield from rows_of(frame.iloc[start : start + _AT_ONCE])
 
 
 def _row(line: Mapping[str, Any], failures: _Numbers) -> _Row:
-    timed = line["source"] != dataset.INTERPRETED
+    timed = line["source"] != schema.INTERPRETED
     value = (line["latency_us"] or 0.0) if timed else 0.0
     if line["status"] != "ok":
         value = -1.0 - failures[tuple(line[name] for name in _FAILURE)]
     low, high = line["latency_low_us"], line["latency_high_us"]
     return _Row(
-        BlockSizes(*(line[name] for name in dataset.BLOCK_COLUMNS)),
+        pair_of(line),
         sys.intern(line["workload"]),
         sys.intern(line["workload_fingerprint"]),
         line["vmem_used_bytes"] or 0,

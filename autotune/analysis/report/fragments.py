@@ -13,12 +13,12 @@ from autotune.analysis.report.provenance import Source
 from autotune.analysis.report.regret import Matrix
 from autotune.emit import settings_text
 from autotune.io.terminal import counted
-from autotune.results import dataset
+from autotune.results import schema
 
 _TRUST = {
-    dataset.MEASURED: "measured on a TPU",
-    dataset.MODELLED: "modelled from the compiler's schedule, not timed on a TPU",
-    dataset.INTERPRETED: "interpreted on a CPU: they show that the kernel is right, and are no latencies",
+    schema.MEASURED: "measured on a TPU",
+    schema.MODELLED: "modelled from the compiler's schedule, not timed on a TPU",
+    schema.INTERPRETED: "interpreted on a CPU: they show that the kernel is right, and are no latencies",
 }
 
 
@@ -33,10 +33,10 @@ def notice(report: Report) -> str:
     counts = report.provenance.counts
     said = [
         f"{sum(counts[source].values()):,} rows are {_TRUST[source]}"
-        for source in dataset.SOURCES
+        for source in schema.SOURCES
         if source in counts
     ]
-    strong = dataset.MODELLED in counts and dataset.MEASURED not in counts
+    strong = schema.MODELLED in counts and schema.MEASURED not in counts
     lead = "<strong>Modelled, not measured.</strong> " if strong else ""
     return f'<p class="notice" role="note">{lead}{escape("; ".join(said))}.</p>'
 
@@ -71,7 +71,7 @@ def winners(report: Report) -> str:
     # What tells equal keys apart: in two folders they may be of two settings.
     if len({entry.setting for entry in report.keys.entries}) > 1:
         settings = [
-            settings_text(dict(zip(dataset.SETTING_COLUMNS, s, strict=True))) for s in report.keys.settings
+            settings_text(dict(zip(schema.SETTING_COLUMNS, s, strict=True))) for s in report.keys.settings
         ]
         head.append("setting")
         lines = [
@@ -185,7 +185,7 @@ def provenance(report: Report) -> str:
     items = [*((name, ", ".join(values)) for name, values in known.facts), ("rows made", made)]
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in items)
     held = {status for by_status in known.counts.values() for status in by_status}
-    statuses = [*(s for s in dataset.STATUSES if s in held), *sorted(held.difference(dataset.STATUSES))]
+    statuses = [*(s for s in schema.STATUSES if s in held), *sorted(held.difference(schema.STATUSES))]
     rows = (
         [source, *(f"{by_status.get(s, 0):,}" for s in statuses)]
         for source, by_status in known.counts.items()

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.io.folders import Folder
-from autotune.results import dataset
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
 from autotune.tpu.generations import MIB
 
 if TYPE_CHECKING:
@@ -51,16 +52,13 @@ def of(frame: pd.DataFrame, folders: Sequence[Folder]) -> Provenance:
     limits = [
         "the compiler's own" if limit is None else f"{limit / MIB:g} MiB"
         for limit in sorted(
-            {
-                row["vmem_limit_bytes"]
-                for row in dataset.rows_of(frame[["vmem_limit_bytes"]].drop_duplicates())
-            },
+            {row["vmem_limit_bytes"] for row in rows_of(frame[["vmem_limit_bytes"]].drop_duplicates())},
             key=lambda limit: limit or 0,
         )
     ]
     facts.insert(1, ("VMEM limit", limits))
     counts: dict[str, dict[str, int]] = {}
-    for source in dataset.SOURCES:
+    for source in schema.SOURCES:
         statuses = frame.loc[frame["source"] == source, "status"].value_counts()
         if len(statuses):
             counts[source] = {str(status): int(count) for status, count in statuses.items()}

@@ -9,8 +9,9 @@ from autotune.analysis import diff
 from autotune.emit import settings_text
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, scores
+from autotune.results import schema, scores
 from autotune.results.baselines import incumbent
+from autotune.results.rows import rows_of
 from autotune.tables.dialects import JAX
 from autotune.tables.merge import tables_of
 from autotune.tables.table import Table
@@ -39,7 +40,7 @@ def matrices(timed: pd.DataFrame, chosen: pd.DataFrame) -> list[Matrix]:
     timed: rows, none of them interpreted. chosen: their winners, as `winners.choose` gives them.
     """
     out = []
-    columns = dataset.SETTING_COLUMNS
+    columns = schema.SETTING_COLUMNS
     for setting in chosen[columns].drop_duplicates().itertuples(index=False):
         rows, won = (
             _of_setting(frame, dict(zip(columns, setting, strict=True))) for frame in (timed, chosen)
@@ -74,7 +75,7 @@ def _matrix(board: scores.Scoreboard, won: pd.DataFrame) -> Matrix:
     for (target, _), pairs in board.scores.items():
         sources.setdefault(target, set()).update(score.source for score in pairs.values())
     return Matrix(
-        settings_text(dataset.rows_of(won[dataset.SETTING_COLUMNS].head(1))[0]),
+        settings_text(rows_of(won[schema.SETTING_COLUMNS].head(1))[0]),
         [table.origin for table in tables],
         generations,
         [sorted(sources[name]) for name in generations],

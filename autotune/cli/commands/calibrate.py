@@ -25,10 +25,10 @@ def command(folder: Folder, device_kind: str | None, dry_run: bool) -> None:
     """
     from autotune.model import calibrate
     from autotune.model.cost import CALIBRATION
-    from autotune.results import dataset
+    from autotune.results import dataset, schema
 
     frame = dataset.read(folder)
-    measured = frame[(frame["source"] == dataset.MEASURED) & (frame["status"] == "ok")]
+    measured = frame[(frame["source"] == schema.MEASURED) & (frame["status"] == "ok")]
     kinds = sorted(measured["device_kind"].dropna().unique())
     if device_kind is not None and device_kind not in kinds:
         raise UsageError(

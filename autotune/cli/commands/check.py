@@ -136,6 +136,7 @@ def _compile(
 ) -> tuple[Counter[str], int, list[Finding]]:
     """Verdicts by status, how many programs there are, and findings."""
     from autotune.analysis import check
+    from autotune.cli.progress import of_batch
     from autotune.compile.batch import compile_all
     from autotune.kernel.problem import Settings
     from autotune.tpu import generations as chips
@@ -145,7 +146,12 @@ def _compile(
     programs = check.programs_of(table, generation, Settings(vmem_limit_bytes=vmem_limit))
     chosen = check.sample(list(programs), limit)
     verdicts = compile_all(
-        chips.by_name(generation), chosen, named=False, jobs=jobs or cores(), timeout=timeout
+        chips.by_name(generation),
+        chosen,
+        named=False,
+        jobs=jobs or cores(),
+        timeout=timeout,
+        start_progress=of_batch,
     )
     counts = Counter(verdict.status for verdict in verdicts.values())
     return counts, len(programs), list(check.compile_findings(table, generation, programs, verdicts))

@@ -82,12 +82,12 @@ def _confirm(out: Folder, folder: Folder, interpret: bool, form: str, jobs: int)
         say(said)
 
     # jax and pandas from here on.
-    from autotune import sweep
     from autotune.analysis import confirm
     from autotune.cli.render import confirm as confirm_formats
+    from autotune.compile.batch import require_compiler
     from autotune.tpu import attached, generations
 
-    sweep.require_compiler()
+    require_compiler()
     found: Attached | None = None
     if interpret:
         seen = "the CPU, in an interpreter, stands in for a v6e"

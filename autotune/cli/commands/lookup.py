@@ -192,6 +192,7 @@ def _say_proven_limit(explanation: Explanation) -> None:
 def _compile(explanation: Explanation, timeout: float) -> None:
     """Fill in what the distinct pairs cost; without a compiler, say so and leave them out."""
     from autotune.analysis import explain
+    from autotune.cli.progress import of_batch
     from autotune.compile.batch import compile_all
     from autotune.errors import MachineError
     from autotune.search import space
@@ -202,7 +203,14 @@ def _compile(explanation: Explanation, timeout: float) -> None:
         return
     programs = {explain.program(explanation, blocks): blocks for blocks in explanation.pairs()}
     try:
-        verdicts = compile_all(explanation.generation, programs, named=True, jobs=cores(), timeout=timeout)
+        verdicts = compile_all(
+            explanation.generation,
+            programs,
+            named=True,
+            jobs=cores(),
+            timeout=timeout,
+            start_progress=of_batch,
+        )
     except MachineError as error:
         click.echo(f"nothing was compiled: {error}", err=True)
         return

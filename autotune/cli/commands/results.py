@@ -85,7 +85,7 @@ def export(folder: Folder, output: Path, force: bool) -> None:
             f"-o {str(output)!r} ends with none of .csv, .json, .parquet, which say what to write"
         )
     from autotune.results import maintenance
-    from autotune.results.dataset import schema
+    from autotune.results.schema import arrow as schema
 
     output_file.require_replaceable(output, output_file.own_rows(form, schema().names), force)
     content = maintenance.exported(folder, form)

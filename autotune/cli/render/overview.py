@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.analysis.overview import Line, Overview
 from autotune.io.terminal import WIDTH, cell, counted, folded, printable
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset
+from autotune.results import schema
 from autotune.results.baselines import uncompared_text
 from autotune.tpu.generations import MIB
 
@@ -23,9 +23,9 @@ _OVERFLOWS = ("vmem_oom", "smem_oom")
 _NARROWED_SHOWN = 5
 FORMATS = ("text", "csv", "json", "markdown")
 TRUST = {
-    dataset.MEASURED: "measured on a TPU",
-    dataset.MODELLED: "modelled from the compiler's schedule, not timed on a TPU",
-    dataset.INTERPRETED: "interpreted on a CPU, no timing of a TPU",
+    schema.MEASURED: "measured on a TPU",
+    schema.MODELLED: "modelled from the compiler's schedule, not timed on a TPU",
+    schema.INTERPRETED: "interpreted on a CPU, no timing of a TPU",
 }
 
 
@@ -123,7 +123,7 @@ def _notes(seen: Overview) -> Iterator[str]:
         yield "no candidate is ok so far: nothing can win yet"
     for source, by_status in seen.statuses.items():
         counts = ", ".join(f"{count} {printable(status)}" for status, count in by_status.items())
-        if source == dataset.INTERPRETED:
+        if source == schema.INTERPRETED:
             yield f"a test of the path, interpreted on a CPU, of no say in the winners: {counts}"
         else:
             yield f"candidates {source}: {counts}"
@@ -163,7 +163,7 @@ def _groups(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
             ("dtype", _short_dtypes(line.key)),
             ("head_dim", str(line.key.head_dim)),
             *(_setting(name, value) for name, value in settings),
-            *([] if line.source == dataset.MODELLED else [("source", line.source.upper())]),
+            *([] if line.source == schema.MODELLED else [("source", line.source.upper())]),
         ]
 
     for common, group in itertools.groupby(sorted(lines, key=lambda line: [*map(str, shared(line))]), shared):

@@ -129,7 +129,7 @@ def replay(verdicts: str) -> None:
 
     def known(generation: Generation, program: Program, dump_folder: Path) -> Compiled:
         from autotune.compile.cache import Store
-        from autotune.results.dataset import Tools
+        from autotune.results.schema import Tools
 
         kept = Store(Path(verdicts)).get(generation.name, Tools.installed(), [program])
         return kept.get(program) or compile_program(generation, program, dump_folder)

@@ -1,4 +1,4 @@
-"""Rows of a sweep into a generation's committed table: `python -m autotune.commit FOLDER GENERATION`.
+"""Rows of a sweep into a generation's committed table: `python tools/make_tables.py FOLDER GENERATION`.
 
 Writes autotune/tables/tpu_GENERATION.py, data and provenance only, and the rows behind it as one parquet file
 under autotune/tables/rows/GENERATION, without the host that made them.
@@ -14,7 +14,8 @@ from autotune import emit
 from autotune.errors import AutotuneError, UsageError
 from autotune.io.files import whole
 from autotune.keys import presets
-from autotune.results import dataset, winners
+from autotune.results import dataset, schema, winners
+from autotune.results.rows import keys_of, rows_of
 from autotune.results.scores import COMMITTED_ROWS
 from autotune.tables import lookups
 from autotune.tables.dialects import JAX
@@ -48,7 +49,7 @@ def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
     emit.require_known(lines, None, allow_modelled=True)
     wanted = keys()
     frame = dataset.read(folder, winners.READ_COLUMNS)
-    tried = set(winners.keys_of(frame[frame["target"] == generation]))
+    tried = set(keys_of(frame[frame["target"] == generation]))
     missing = [key for key in wanted if key not in tried]
     if missing:
         raise UsageError(
@@ -68,7 +69,7 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
     def every(column: str) -> str:
         return ", ".join(sorted(lines[column].dropna().unique())) or "none"
 
-    settings = dataset.rows_of(lines[dataset.SETTING_COLUMNS].head(1))[0]
+    settings = rows_of(lines[schema.SETTING_COLUMNS].head(1))[0]
     return {
         "source": every("source"),
         "keys": count,
@@ -78,7 +79,7 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
         "model": every("model"),
         "workloads": ", ".join(sorted(frame["workload"].unique())),
         **{name: value for name, value in settings.items() if value is not None},
-        **{name: every(name) for name in dataset.TOOL_COLUMNS},
+        **{name: every(name) for name in schema.TOOL_COLUMNS},
     }
 
 
@@ -88,8 +89,8 @@ def write_rows(folder: Path, generation: str, to: Path) -> int:
     import pyarrow.parquet as pq
 
     frame = dataset.read(folder)
-    rows = dataset.rows_of(frame[frame["target"] == generation])
-    table = pa.Table.from_pylist([{**row, "host": None} for row in rows], schema=dataset.schema())
+    rows = rows_of(frame[frame["target"] == generation])
+    table = pa.Table.from_pylist([{**row, "host": None} for row in rows], schema=schema.arrow())
     with whole(to / "rows.parquet") as file:
         pq.write_table(table, file, compression="zstd", compression_level=19)
     return len(rows)
@@ -98,7 +99,7 @@ def write_rows(folder: Path, generation: str, to: Path) -> int:
 def main(arguments: list[str]) -> int:
     """Commit one generation; 1 if some keys have nothing that can win."""
     if len(arguments) != 2:
-        print("usage: python -m autotune.commit FOLDER GENERATION", file=sys.stderr)
+        print("usage: python tools/make_tables.py FOLDER GENERATION", file=sys.stderr)
         return 2
     folder, generation = Path(arguments[0]), generations.by_name(arguments[1]).name
     table, lost = table_of(folder, generation)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from autotune import commit, tables
+from autotune import tables
 from autotune.analysis import check, explain
+from autotune.cli.progress import of_batch
 from autotune.cli.render import explain as explain_formats
 from autotune.compile.batch import compile_all
 from autotune.errors import UsageError
@@ -18,6 +19,7 @@ from autotune.search.space import expected_compile_seconds
 from autotune.tables import load, source
 from autotune.tpu.generations import GENERATIONS
 from tests.results.test_dataset import make_row
+from tools import make_tables
 
 LIMIT = Settings(vmem_limit_bytes=100 << 20)
 
@@ -25,7 +27,7 @@ LIMIT = Settings(vmem_limit_bytes=100 << 20)
 @pytest.fixture
 def swept(tmp_path: Path) -> Path:
     """A row for each key, and nothing that fits for the first one."""
-    keys = commit.keys()
+    keys = make_tables.keys()
     rows = [make_row(1, 32, key=keys[0], status="vmem_oom", settings=LIMIT)]
     rows += [make_row(1, 32, key=key, latency_us=5.0, settings=LIMIT) for key in keys[1:]]
     dataset.append(tmp_path / "swept", rows)
@@ -33,8 +35,8 @@ def swept(tmp_path: Path) -> Path:
 
 
 def test_a_table_of_every_key_and_what_is_lost(swept: Path) -> None:
-    keys = commit.keys()
-    table, lost = commit.table_of(swept, "v6e")
+    keys = make_tables.keys()
+    table, lost = make_tables.table_of(swept, "v6e")
     assert lost == [keys[0]]
     assert list(table.rows_of("v6e")) == keys[1:]
     assert table.modelled
@@ -47,28 +49,28 @@ def test_a_table_of_every_key_and_what_is_lost(swept: Path) -> None:
 
 def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
     with pytest.raises(UsageError, match="no rows for v5e, but for v6e"):
-        commit.table_of(swept, "v5e")
+        make_tables.table_of(swept, "v5e")
     few = swept.parent / "few"
     dataset.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])
     with pytest.raises(UsageError, match=r"254\d of 2544 keys have no row for v6e .* the sweep is not done"):
-        commit.table_of(few, "v6e")
+        make_tables.table_of(few, "v6e")
 
 
 def test_committed_rows_are_one_file_without_a_host(swept: Path, tmp_path: Path) -> None:
-    assert commit.write_rows(swept, "v6e", tmp_path / "rows") == len(commit.keys())
+    assert make_tables.write_rows(swept, "v6e", tmp_path / "rows") == len(make_tables.keys())
     [path] = (tmp_path / "rows").iterdir()
     again = dataset.read(tmp_path / "rows")
     assert again["host"].isna().all()
     first, second = (winners.scores(frame).drop(columns="time") for frame in (dataset.read(swept), again))
     assert first.equals(second)
-    commit.write_rows(tmp_path / "rows", "v6e", tmp_path / "twice")
+    make_tables.write_rows(tmp_path / "rows", "v6e", tmp_path / "twice")
     assert (tmp_path / "twice" / path.name).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generation: str) -> None:
     table = load(generation)
-    wanted = commit.keys()
+    wanted = make_tables.keys()
     rows = table.rows_of(generation)
     board = scores.committed([generation])
     assert board is not None
@@ -98,7 +100,9 @@ def compile_some(generation: str, count: int, most_seconds: float) -> None:
         if expected_compile_seconds(program) < most_seconds
     ]
     chosen = random.Random(generation).sample(programs, count)
-    verdicts = compile_all(GENERATIONS[generation], chosen, named=True, jobs=2, timeout=900)
+    verdicts = compile_all(
+        GENERATIONS[generation], chosen, named=True, jobs=2, timeout=900, start_progress=of_batch
+    )
     assert {program: v.status for program, v in verdicts.items()} == dict.fromkeys(chosen, "ok")
 
 
