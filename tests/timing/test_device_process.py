@@ -147,6 +147,7 @@ _TIME_FOR_A_WHILE = """
 import time
 from autotune.owner import Chip, Owner
 from tests.conftest import ROOT
+from tests.conftest import ROOT
 from tests.timing.test_device_process import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
 owner = Owner(Chip("cpu"), run_timeout=3.0)
 owner.prepare(PROBLEM, BATCHES[:1], NO_SETTINGS, 0, None)
