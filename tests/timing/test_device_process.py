@@ -22,6 +22,7 @@ from autotune.timing.device_process import Chip, DeviceDied, Owner, PrepareFaile
 from autotune.timing.device_worker import Turn
 from autotune.timing.timer import EMPTY_PROFILES
 from autotune.tpu.executable import Call, compile_ahead
+from tests.conftest import ROOT
 
 PROBLEM = Problem(
     num_q_heads=4,
@@ -146,7 +147,6 @@ def test_hangs_in_mid_measurement(doomed: Owner) -> None:
 _TIME_FOR_A_WHILE = """
 import time
 from autotune.owner import Chip, Owner
-from tests.conftest import ROOT
 from tests.conftest import ROOT
 from tests.timing.test_device_process import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
 owner = Owner(Chip("cpu"), run_timeout=3.0)
