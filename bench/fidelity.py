@@ -303,7 +303,8 @@ def main() -> None:
     if args.plots:
         from bench import plots
 
-        plots.draw(args.plots, {name: Ranked(keys) for name, keys in parts.items()}, calibration)
+        ranked_parts = {name: Ranked(keys) for name, keys in parts.items()}
+        plots.draw(args.plots, ranked_parts, calibration, noise_by_contradictions)
 
 
 if __name__ == "__main__":

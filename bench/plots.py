@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -14,16 +15,17 @@ from matplotlib.ticker import NullLocator
 
 from autotune.model.cost import Calibration
 
-if TYPE_CHECKING:
-    from bench.fidelity import Ranked
+Ranked = Any  # of bench.fidelity, which calls this
+# Seconds of noise of one timing, given keys and their predicted latencies.
+Noise = Callable[[Ranked, np.ndarray], float]
 
 DPI = 80
 
 
-def draw(folder: Path, parts: dict[str, Ranked], calibration: Calibration) -> None:
+def draw(folder: Path, parts: dict[str, Ranked], calibration: Calibration, noise_of: Noise) -> None:
     """rank.png and regret.png in a folder, a panel a part."""
     folder.mkdir(parents=True, exist_ok=True)
-    _ranks(folder / "rank.png", parts, calibration)
+    _ranks(folder / "rank.png", parts, calibration, noise_of)
     _regret(folder / "regret.png", parts, calibration)
 
 
@@ -32,13 +34,11 @@ def _panels(parts: dict[str, Ranked]) -> tuple[plt.Figure, list[plt.Axes]]:
     return figure, list(axes[0])
 
 
-def _ranks(path: Path, parts: dict[str, Ranked], calibration: Calibration) -> None:
-    from bench import fidelity
-
+def _ranks(path: Path, parts: dict[str, Ranked], calibration: Calibration, noise_of: Noise) -> None:
     figure, axes = _panels(parts)
     for axis, (name, ranked) in zip(axes, parts.items(), strict=True):
         predicted = ranked.predict(calibration)
-        noise = fidelity.noise_by_contradictions(ranked, predicted)
+        noise = noise_of(ranked, predicted)
         timed = predicted - noise * np.random.default_rng(0).gumbel(size=(50, len(predicted)))
         drawn = []
         for one in timed:

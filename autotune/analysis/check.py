@@ -13,8 +13,8 @@ from autotune.kernel.problem import BlockSizes, Program, Settings, TableKey, nex
 from autotune.results.scores import Scoreboard
 from autotune.tables import lookups
 from autotune.tables.dialects import JAX
-from autotune.tables.keys import call_of
-from autotune.tables.table import Key, Table
+from autotune.tables.keys import Key, call_of
+from autotune.tables.table import Table
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.generations import GENERATIONS, MIB
 
@@ -342,7 +342,7 @@ def targets_of(table: Table, target: str | None) -> list[str]:
 
 def without_rows(table: Table, target: str) -> Finding:
     """What calls get on a generation that a table has no rows for."""
-    rule = lookups.of(table)
+    rule = table.look_up
     default = f", {tuple(default_blocks(GENERATIONS[target].version))}" if table.dialect is JAX else ""
     never = f", and its look-up {rule} never consults rows there" if target in rule.skips else ""
     have = ", ".join(table.generations()) or "no generation"

@@ -13,7 +13,8 @@ from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results.baselines import incumbent
 from autotune.results.scores import Scoreboard
 from autotune.tables.dialects import JAX
-from autotune.tables.table import Key, Rows, Table
+from autotune.tables.keys import Key, Rows
+from autotune.tables.table import Table
 from autotune.tpu.generations import GENERATIONS
 
 

@@ -13,11 +13,10 @@ from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, Tabl
 from autotune.model.calibrate import current
 from autotune.model.cost import latency_seconds
 from autotune.results.scores import Scoreboard
-from autotune.tables import lookups
 from autotune.tables.dialects import JAX
-from autotune.tables.keys import Call
+from autotune.tables.keys import Call, Key
 from autotune.tables.lookup import DEFAULT, Answer, LookUp
-from autotune.tables.table import Key, Table
+from autotune.tables.table import Table
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.generations import Generation
 
@@ -150,7 +149,7 @@ def _said(
         look_up = LookUp(table, generation.name, generation.version)
         answer = look_up.answer(call)
         return Said(table, look_up.device, answer.key, answer.origin != DEFAULT, answer.value, answer)
-    found = lookups.of(table).find(table, generation.name, call)
+    found = table.look_up.find(table.devices, generation.name, call)
     if found is None:
         return Said(table, None, None, False, None)
     return Said(table, found.device, found.key, found.row, found.value)

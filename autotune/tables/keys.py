@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from autotune.kernel import problem
-from autotune.kernel.problem import TableKey, next_power_of_2
-from autotune.tables.table import Key
+from autotune.kernel.problem import BlockSizes, TableKey, next_power_of_2
+
+Key = tuple[Any, ...]
+Rows = Mapping[Any, BlockSizes]  # by Key
 
 # Bits of the dtypes that keys name; JAX's kernel takes all but float4, which tpu-inference's takes.
 DTYPE_BITS = problem.DTYPE_BITS | {"float4_e2m1fn": 4}

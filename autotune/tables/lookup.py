@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from autotune.kernel.problem import DTYPE_BITS, BlockSizes, TableKey
 from autotune.tables import lookups
-from autotune.tables.keys import Call
-from autotune.tables.table import Rows, Table
+from autotune.tables.keys import Call, Rows
+from autotune.tables.table import Table
 from autotune.tpu.generations import GENERATIONS, TOO_OLD
 
 _LOGGER = logging.getLogger("autotune.tables")
@@ -70,11 +70,11 @@ class LookUp:
         self.table = table
         self.generation = generation
         self.version = version
-        self.rule = lookups.AUTOTUNE if table is None else lookups.of(table)
+        self.rule = lookups.AUTOTUNE if table is None else table.look_up
         self.device: str | None = None  # the name that it asks for, where the table has it
         self._rows: Rows = {}
         if table is not None and generation is not None:
-            self.device, self._rows = self.rule.rows(table, generation)
+            self.device, self._rows = self.rule.rows(table.devices, generation)
         self._layouts: dict[tuple[Any, ...], list[TableKey]] | None = None
         self._warn = functools.cache(self._warn_once)
         # Bound once, so that a repeated call costs a hash and nothing else.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from autotune.errors import UsageError
 from autotune.kernel.jax_rpa.call import default_blocks
@@ -21,6 +21,8 @@ from autotune.tables.keys import (
     DTYPE_BITS,
     Call,
     InferenceKey,
+    Key,
+    Rows,
     call_of,
     half_rounded,
     head_part,
@@ -30,11 +32,7 @@ from autotune.tables.keys import (
     sglang,
     some_call_pads_to,
 )
-from autotune.tables.table import Key, Rows
 from autotune.tpu.generations import GENERATIONS, MIB
-
-if TYPE_CHECKING:
-    from autotune.tables.table import Table
 
 Names = Mapping[str, tuple[str, ...]]
 
@@ -118,17 +116,17 @@ class Rule:
             return asked._replace(heads=head_part(*heads, other.head_dim))
         return asked
 
-    def rows(self, table: Table, generation: str) -> tuple[str | None, Rows]:
+    def rows(self, devices: Mapping[str, Rows], generation: str) -> tuple[str | None, Rows]:
         """The device name that is asked on a generation and that the table has, and the rows consulted."""
-        device = next((name for name in self.asks.get(generation, ()) if name in table.devices), None)
-        return device, {} if device is None or generation in self.skips else table.devices[device]
+        device = next((name for name in self.asks.get(generation, ()) if name in devices), None)
+        return device, {} if device is None or generation in self.skips else devices[device]
 
-    def find(self, table: Table, generation: str, call: Call) -> Found | None:
+    def find(self, devices: Mapping[str, Rows], generation: str, call: Call) -> Found | None:
         """What it answers to a call on a generation, the nearest left out; None where it fails."""
         key = self.key(call)
         if key is None or generation not in self.asks:
             return None
-        device, rows = self.rows(table, generation)
+        device, rows = self.rows(devices, generation)
         row = rows.get(key)
         value = row or BlockSizes(*self.default(GENERATIONS[generation].version, call))
         cut = value.clamped(call.pages_per_seq, call.max_num_tokens)
@@ -437,10 +435,9 @@ def recognised(text: str, stated: object, dialect: Dialect) -> Rule | None:
     return rule if rule and rule.dialect is dialect else None
 
 
-def of(table: Table) -> Rule:
-    """The look-up that a table is answered by: its own, or the newest of its dialect where that is unknown.
+def newest(dialect: Dialect) -> Rule:
+    """What tables of a dialect are answered by whose own look-up is not known.
 
-    A table of the jax dialect without one is answered by its keys, under any name of the device, and with
-    JAX's default.
+    A table of the jax dialect is answered by its keys, under any name of the device, and with JAX's default.
     """
-    return table.rule or _NEWEST[table.dialect.name]
+    return _NEWEST[dialect.name]

@@ -11,9 +11,10 @@ from autotune.errors import UsageError, first_line
 from autotune.kernel.problem import BlockSizes
 from autotune.tables import render as jax_module
 from autotune.tables.dialects import JAX
+from autotune.tables.keys import Key, Rows
 from autotune.tables.literal import LiteralError
 from autotune.tables.source import LIMIT_NAME, PROVENANCE_NAME, SOURCE_NAME, TABLE_NAME, read_text, render
-from autotune.tables.table import Key, Rows, Table
+from autotune.tables.table import Table
 
 # What is said of the values, which is replaced with them: assignments, and the middle of the docstring.
 _STATED = (PROVENANCE_NAME, SOURCE_NAME, "MODELLED", LIMIT_NAME)

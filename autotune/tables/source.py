@@ -11,10 +11,10 @@ from autotune.errors import UsageError
 from autotune.io.terminal import printable
 from autotune.kernel.problem import BlockSizes
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG, Dialect
-from autotune.tables.keys import InferenceKey
+from autotune.tables.keys import InferenceKey, Key
 from autotune.tables.literal import MAX_BYTES, STRING, Entries, LiteralError, assigned, names_assigned
 from autotune.tables.lookups import recognised
-from autotune.tables.table import Key, Repeat, Table
+from autotune.tables.table import Repeat, Table
 
 TABLE_NAME = "TUNED_BLOCK_SIZES"
 PROVENANCE_NAME = "PROVENANCE"

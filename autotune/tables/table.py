@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import UsageError
 from autotune.io.terminal import shown
 from autotune.kernel.problem import BlockSizes
-
-if TYPE_CHECKING:
-    from autotune.tables.dialects import Dialect
-    from autotune.tables.lookups import Rule
-
-Key = tuple[Any, ...]
-Rows = Mapping[Any, BlockSizes]  # by Key
+from autotune.tables import lookups
+from autotune.tables.dialects import Dialect
+from autotune.tables.keys import Key, Rows
+from autotune.tables.lookups import Rule
+from autotune.tpu.generations import GENERATIONS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +61,17 @@ class Table:
         return shown(self.origin)
 
     @property
+    def look_up(self) -> Rule:
+        """What answers calls: its own look-up, or the newest of its dialect where that is not known."""
+        return self.rule or lookups.newest(self.dialect)
+
+    @property
     def modelled(self) -> bool:
         """Whether the values were chosen by the cost model and not by a clock."""
         return str(self.provenance.get("source", "")).lower() == "modelled"
 
     def generations(self) -> list[str]:
         """Names of the generations that the table has rows for, oldest first, each once."""
-        from autotune.tpu.generations import GENERATIONS
-
         named = {g for device in self.devices for g in self.dialect.generations(device)}
         return [name for name in GENERATIONS if name in named]
 

@@ -75,7 +75,7 @@ def test_each_version_answers_as_a_second_implementation(name):
             c["page"] * c["pages"],
             c["window"],
         )
-        found = rule.find(table, generation, call)
+        found = rule.find(table.devices, generation, call)
         expected = second_lookups.answer(name, devices, generation, c)
         assert (found and (tuple(found.blocks), found.row)) == expected, (generation, c)
         origins.append(expected and expected[1])

@@ -12,7 +12,8 @@ from itertools import combinations
 from autotune.analysis.diff import DeviceDiff, Dimension, Regret, dimensions, directions
 from autotune.io.terminal import cell, printable, shown
 from autotune.kernel.problem import BlockSizes
-from autotune.tables.table import Key, Table
+from autotune.tables.keys import Key
+from autotune.tables.table import Table
 from autotune.tpu.generations import MIB
 
 EXAMPLES = 10  # of added, removed and changed keys each, unless all are wanted

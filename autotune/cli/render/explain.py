@@ -58,7 +58,7 @@ def _title(said: Said) -> str:
 
 def _said(explanation: Explanation, said: Said) -> list[str]:
     title = _title(said)
-    rule = lookups.of(said.table)
+    rule = said.table.look_up
     limit = said.table.provenance.get("vmem_limit_bytes")
     if said.answer is None:
         key = [f"  key {tuple(said.key)}"] if said.key else []
@@ -115,7 +115,7 @@ def _by(said: Said, rule: Rule) -> list[str]:
 
 
 def _why_default(explanation: Explanation, said: Said) -> str:
-    generation, rule = explanation.generation.name, lookups.of(said.table)
+    generation, rule = explanation.generation.name, said.table.look_up
     if generation in rule.skips:
         why = f"never consulted on {generation}"
     elif said.device is not None:
