@@ -21,8 +21,7 @@ from autotune.compile.local_pool import CompilePool
 from autotune.compile.pool import Pool, StartPool, Task
 from autotune.compile.schedules import Schedules
 from autotune.io.folders import Folder
-from autotune.io.terminal import counted
-from autotune.kernel.problem import BlockSizes, Program, TableKey
+from autotune.kernel.problem import BlockSizes, Program
 from autotune.model.calibrate import current
 from autotune.model.cost import Calibration, latency_seconds
 from autotune.results import dataset, schema
@@ -315,59 +314,6 @@ def sweep(
     summary.compiled, summary.shared = schedules.compiled, schedules.shared
     summary.implied, summary.left_out = schedules.implied, schedules.left_out
     return summary
-
-
-def accounts(summary: Summary, plan: Plan) -> list[str]:
-    """What became of every candidate, in sums that a person can check."""
-
-    def count(number: int, noun: str) -> str:
-        return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-    statuses = ", ".join(f"{number} {status}" for status, number in summary.statuses.most_common())
-    newly = summary.statuses.total()
-    fates = [f"{newly} newly recorded"]
-    if plan.recorded:
-        fates.append(f"{plan.recorded} recorded before")
-    if summary.left_out:
-        fates.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
-    ways = [f"{count(summary.compiled, 'program')} compiled"]
-    # Said also where it is nothing: it is what a sweep of several keys is for.
-    ways.append(f"{count(summary.shared, 'compile')} saved by sharing programs between keys")
-    for number, way in (
-        (summary.implied, "overflow as smaller ones do"),
-        (plan.ruled_out, "ruled out by size alone"),
-        (plan.reused, "known from compiles of the same program"),
-    ):
-        if number:
-            ways.append(f"{number} {way}")
-    return [
-        f"{count(plan.candidates, 'candidate')} = {' + '.join(fates)}",
-        f"newly recorded candidates: {statuses or 'none'}",
-        *([f"{newly} newly recorded = {' + '.join(ways)}"] if newly else []),
-    ]
-
-
-def at_the_ends(request: Request, won: Mapping[TableKey, BlockSizes]) -> list[str]:
-    """For each list of block sizes that the user named, the winners at one of its ends, beyond which the
-    kernel takes more values that were not tried."""
-    said = []
-    for number, (option, named) in enumerate(
-        (("--kv-pages", request.kv_pages), ("--queries", request.queries))
-    ):
-        beyond: Counter[int] = Counter()
-        for key, blocks in won.items():
-            most = (key.pages_per_seq, key.max_num_batched_tokens)[number]
-            value = blocks[number]
-            if named and value == min(named) and value > 1:
-                beyond[value // 2] += 1
-            if named and value == max(named) and value < most:
-                beyond[min(2 * value, most)] += 1
-        said += [
-            f"{count} of {counted(len(won), 'winner')} {'is' if count == 1 else 'are'} at the end of "
-            f"{option} {','.join(map(str, named or ()))}: {value} may be faster, and was not tried"
-            for value, count in sorted(beyond.items())
-        ]
-    return said
 
 
 def model_rows(

@@ -35,14 +35,14 @@ _DUMP = """
 import shutil, sys
 from pathlib import Path
 from autotune.kernel.problem import BlockSizes, Layout, Program
-from autotune.tpu import chips
+from autotune.tpu import generations
 from autotune.tpu.compiler import lower
 
 scratch, kept = map(Path, sys.argv[1:])
 layout = Layout(
     q_dtype="bfloat16", kv_dtype="bfloat16", num_q_heads=8, num_kv_heads=2, head_dim=128, page_size=128
 )
-for generation in chips.GENERATIONS.values():
+for generation in generations.GENERATIONS.values():
     lower(generation, Program(layout=layout, blocks=BlockSizes(8, 32))).compile()
     (kept / generation.name).mkdir()
     for path in scratch.iterdir():

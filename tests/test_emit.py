@@ -220,8 +220,8 @@ import jax
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 from jax.sharding import SingleDeviceSharding
 from autotune.kernel.problem import NO_SETTINGS, TableKey
-from autotune.kernel.rpa import abstract_arguments, kernel_call
-from autotune.tpu import chips
+from autotune.kernel.jax_rpa.call import abstract_arguments, kernel_call
+from autotune.tpu import generations
 from autotune.tpu.compiler import target_device
 
 dump = Path(sys.argv[1])
@@ -230,7 +230,7 @@ emitted = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(emitted)
 kernel.get_tuned_block_sizes = emitted.get_tuned_block_sizes
 
-device = target_device(chips.V6E)
+device = target_device(generations.V6E)
 for model_len in (2048, 512):
     key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, model_len)
     arguments = abstract_arguments(key.canonical_problem(), 64, SingleDeviceSharding(device))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +264,21 @@ def parse_shape(text: str, max_num_seqs: int) -> Problem:
         )
     except ValueError as error:
         raise UsageError(f"--shape: {error}") from None
+
+
+def grouped(
+    name: str, kind: type[Any], *options: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds options to a command, which gets them as one argument: a NamedTuple of their parameters."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def call(**values: Any) -> Any:
+            return command(**{name: kind(*(values.pop(field) for field in kind._fields))}, **values)
+
+        wrapped: Callable[..., Any] = call
+        for option in reversed(options):
+            wrapped = option(wrapped)
+        return wrapped
+
+    return add

@@ -20,7 +20,7 @@ HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu", "plotly"}
 
 _PROBE = """
 import sys
-from autotune.cli import run
+from autotune.cli.main import run
 sys.argv = ["autotune", *sys.argv[1:]]
 try:
     sys.exit(run())
@@ -163,9 +163,9 @@ def test_a_hangup_under_nohup_is_passed_over(tmp_path: Path) -> None:
 
 _LISTENS = """
 import os, signal
-from autotune import cli
+from autotune.cli import main
 def listen(number):
-    cli._listen()
+    main._listen()
     try:
         os.kill(os.getpid(), number)
         print("went on")

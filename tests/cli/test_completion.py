@@ -51,7 +51,7 @@ def ask_bash(words: list[str], environment: dict[str, str], cwd: Path) -> list[s
     [
         (["do"], ["doctor"]),
         (["sweep", "--target", "v5"], ["v5e", "v5p"]),
-        (["sweep", "--preset", ""], ["smoke", "published"]),
+        (["sweep", "--preset", ""], ["smoke", "published", "serving", "long"]),
         (["sweep", "--workload", "de"], ["decode-heavy"]),
         (["keys", "--model", "llama-3.1-"], ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b"]),
         (["check", "v"], ["v4", "v5e", "v5p", "v6e", "v7x", "vllm_table.py"]),

@@ -83,7 +83,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
 _WRITE = """
 import sys
 from pathlib import Path
-from autotune.store import Store
+from autotune.compile.cache import Store
 from tests.conftest import program
 from tests.compile.test_cache import OK, TOOLS
 store = Store(Path(sys.argv[1]))

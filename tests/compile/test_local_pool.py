@@ -37,15 +37,15 @@ class Started(NamedTuple):
 
 
 _LOCAL = """
-from autotune.workers import CompilePool as start
+from autotune.compile.local_pool import CompilePool as start
 """
 _RAY = """
 import functools
-from autotune import cluster
-from autotune.ray_pool import RayPool
+from autotune.executors import ray_cluster
+from autotune.executors.ray_pool import RayPool
 start = functools.partial(RayPool, say=print)
 if __name__ == "__main__":
-    joined = cluster.connected({address!r})
+    joined = ray_cluster.connected({address!r})
     joined.__enter__()
 """
 
@@ -176,7 +176,7 @@ def test_files_may_be_in_a_folder_of_any_name(
 
 _COMPILE_ONE = """
 import jax  # a worker that ran this file would have the user's settings
-from autotune.workers import CompilePool
+from autotune.compile.local_pool import CompilePool
 from tests.conftest import each
 from tests.compile.test_local_pool import QUICK
 if __name__ == "__main__":
@@ -233,9 +233,9 @@ def test_a_command_that_was_stopped_for_longer_than_the_limit_has_no_timeout(tmp
 
 
 _CHILDREN = """
-from autotune.doctor_probe import ask
-from autotune.owner import Chip, Owner
-from autotune.workers import CompilePool
+from autotune.doctor.probe import ask
+from autotune.timing.device_process import Chip, Owner
+from autotune.compile.local_pool import CompilePool
 if __name__ == "__main__":
     import sys
     sys.path.append({root!r})
@@ -319,7 +319,7 @@ def _alive(pid: int) -> bool:
 _BROKEN = """
 import sys
 from autotune.errors import MachineError
-from autotune.workers import CompilePool
+from autotune.compile.local_pool import CompilePool
 from tests.conftest import each
 from tests.compile.test_local_pool import QUICK
 sys.executable = "/bin/false"

@@ -116,8 +116,8 @@ def listening(pids: set[int]) -> set[str]:
 
 LOCAL = """
 import os
-from autotune import cluster
-with cluster.connected("local") as address:
+from autotune.executors import ray_cluster
+with ray_cluster.connected("local") as address:
     print(address, os.environ["RAY_AUTH_MODE"], flush=True)
     input()
 """

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 FOLDER = "AUTOTUNE_FUZZ_LISTINGS"  # where they are, for the children
@@ -24,10 +25,10 @@ _FORM = (
 _COMPILE = """
 import sys
 from pathlib import Path
-from autotune.tpu import chips
+from autotune.tpu import generations
 from autotune.tpu.compiler import lower
 from tests.conftest import program
-lower(chips.by_name("v6e"), program(8, 32)).compile()
+lower(generations.by_name("v6e"), program(8, 32)).compile()
 """
 
 
@@ -44,7 +45,7 @@ def prepare() -> None:
             cwd=ROOT,
             env={**os.environ, **environment(folder)},
             capture_output=True,
-            check=False,  # there may be no compiler
+            check=find_spec("libtpu") is not None,
         )
         os.environ[FOLDER] = str(folder)
 

@@ -9,7 +9,7 @@ import math
 import random
 from typing import Any
 
-from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
+from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Layout, Program, Settings, TableKey
 from autotune.kernel.workload import Sequence, Workload
 from autotune.results import dataset, schema
 from autotune.tpu.compiler import Compiled
@@ -63,6 +63,31 @@ _TEXTS = (
     ),
     *("TPU v6 lite", "{}", "%s", "nan", "\ufeff", "\ud7ff", "'\""),
 )
+# By column, the ends of what the reader of rows takes, where the rest of a row may stay as it is: so what
+# comes behind the reader gets odd values too.
+_SIZES = (1, 2, 1 << 20)
+_TAKEN: dict[str, tuple[Any, ...]] = {
+    **{
+        name: tuple(text for text in _TEXTS if text)
+        for name in (
+            *("workload", "workload_fingerprint", "jax", "jaxlib", "libtpu", "autotune"),
+            *("kernel_fingerprint", "model", "host", "error"),
+        )
+    },
+    **{name: (None, *ends) for name, ends in SETTING_RANGES.items()},
+    "max_num_seqs": (1, 65536),
+    "num_kv_pages_per_blk": (1, 3, 16),
+    "num_queries_per_blk": (1, 33, 1024),
+    "latency_us": (1e-6, 0.1, 1e15),
+    "cycles": ([0, 0, 0, 0], [0, 0, 0, 2**30], [2**30] * 4),
+    "vmem_used_bytes": _SIZES,
+    "smem_used_bytes": (0, *_SIZES),
+    "needed_bytes": (1 << 26, 2**62),
+    "limit_bytes": (0, 1 << 27),
+    "compile_seconds": (0.0, 1e-320, 1e9),
+    "chip": (0, 65536),
+    "time": (946_684_800_000_000, 7_258_118_400_000_000),
+}
 
 
 def program(pages: int = 4) -> Program:
@@ -170,23 +195,28 @@ def _sound() -> Any:
 
 
 def wild(name: str, seed: int, number: int) -> bytes:
-    """Sound parquet for an input's number, of values that no sweep makes, or with columns of other types."""
+    """Sound parquet for an input's number: half of them of values that no sweep makes, or with columns of
+    other types, and half of values that are odd and may be a sweep's."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     rng = random.Random(f"{name}:{seed}:{number}")
     table = _sound().slice(0, rng.choice((1, 2, 4, 4)))
+    odd = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        at = rng.randrange(table.num_columns)
+        at = table.column_names.index(rng.choice(list(_TAKEN))) if odd else rng.randrange(table.num_columns)
         field = table.schema.field(at)
         values = (
             table[field.name].cast(pa.int64()) if pa.types.is_timestamp(field.type) else table[field.name]
         )
         cells = values.to_pylist()
         for line in rng.sample(range(len(cells)), rng.randrange(1, len(cells) + 1)):
-            cells[line] = _value(rng, field.type)
+            if not odd:
+                cells[line] = _value(rng, field.type)
+            elif cells[line] is not None or None in _TAKEN[field.name]:
+                cells[line] = rng.choice(_TAKEN[field.name])
         table = table.set_column(at, field, pa.array(cells, field.type))
-    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+    for _ in range(0 if odd else rng.choice((0, 0, 0, 1, 2))):
         table = _reshaped(rng, table)
     out = io.BytesIO()
     pq.write_table(

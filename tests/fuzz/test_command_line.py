@@ -27,9 +27,9 @@ COMMANDS = (
     ("row-files", "show {}"),
     ("row-values", "show {}"),
     ("row-values", "results ls {}"),
-    ("row-values", "results export {} -o rows.csv"),
-    ("row-values", "report {} -o report.html"),
-    ("row-values", "emit {} --allow-modelled -o table.py"),
+    ("row-values", "results export {} -o {}.csv"),
+    ("row-values", "report {} -o {}.html"),
+    ("row-values", "emit {} --allow-modelled -o {}.py"),
 )  # fmt: skip
 INPUTS = 5  # of each
 Answers = dict[
@@ -39,7 +39,7 @@ Answers = dict[
 # One process runs them all, each as if it were its own.
 _DRIVER = """
 import contextlib, io, json, signal, sys, traceback
-from autotune.cli import run
+from autotune.cli.main import run
 for line in sys.stdin:
     sys.argv = ["autotune", *json.loads(line)]
     out, err, code = io.StringIO(), io.StringIO(), None

@@ -142,7 +142,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from autotune.files import scratch_folder, whole
+from autotune.io.files import scratch_folder, whole
 with whole(Path(sys.argv[1]) / "rows") as file:
     folder, _ = scratch_folder("autotune-test-")
     (folder / "inside").write_text("")

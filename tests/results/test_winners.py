@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from autotune.kernel.problem import BlockSizes, Settings
 from autotune.results import dataset, schema, winners
+from autotune.results.rows import blocks_of
 from tests.results.test_dataset import KEY, TOOLS, make_row
 
 
@@ -30,7 +31,7 @@ def timed(pages: int, queries: int, **latencies: float) -> list[dict[str, Any]]:
 def winner(rows: list[dict[str, Any]], incumbents: list[BlockSizes] | None = None) -> BlockSizes:
     scored = winners.scores(frame_of(rows))
     chosen = winners.choose(scored, {("v6e", KEY): incumbents or []})
-    [blocks] = rows.blocks_of(chosen)
+    [blocks] = blocks_of(chosen)
     return blocks
 
 
@@ -224,7 +225,7 @@ def test_the_order_of_rows_does_not_matter(drawn: list[tuple[int, int, str, floa
     shuffled = rows.copy()
     random.shuffle(shuffled)
     first, second = (winners.choose(winners.scores(frame_of(r))) for r in (rows, shuffled))
-    assert rows.blocks_of(first) == rows.blocks_of(second)
+    assert blocks_of(first) == blocks_of(second)
 
 
 def test_nothing_ok_is_no_winner_and_no_error(tmp_path: Path) -> None:

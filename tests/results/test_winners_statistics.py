@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results import winners
+from autotune.results.rows import blocks_of
 from autotune.timing.statistics import Median, StoppingRule, median
 from tests.results.test_dataset import KEY, make_row
 from tests.results.test_winners import frame_of, winner
@@ -116,7 +117,7 @@ def wins(latencies: dict[BlockSizes, float], incumbent: BlockSizes, draws: int =
         incumbents["v6e", key] = [incumbent]
     chosen = winners.choose(winners.scores(frame_of(rows)), incumbents)
     assert len(chosen) == draws
-    return Counter(rows.blocks_of(chosen))
+    return Counter(blocks_of(chosen))
 
 
 def test_a_real_gain_of_5_percent_is_found_at_1_percent_noise() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from autotune.cli.render.sweep import at_the_ends
 from autotune.compile.schedules import Schedules
 from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.model import surrogate
@@ -17,7 +18,7 @@ from autotune.search import plan
 from autotune.search.plan import Plan, Request
 from autotune.search.space import expected_compile_seconds
 from autotune.search.strategy import QUICK_SECONDS, SEEDS, Contenders, Exhaustive, Search, chance, seeds
-from autotune.sweep import at_the_ends, search_for
+from autotune.sweep import search_for
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.generations import V6E
 from autotune.tpu.schedule import Schedule

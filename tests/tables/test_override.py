@@ -23,10 +23,10 @@ import jax
 from jax.sharding import SingleDeviceSharding
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel, tuned_block_sizes
 from autotune.kernel.problem import BlockSizes, Problem, TableKey
-from autotune.kernel.rpa import abstract_arguments
+from autotune.kernel.jax_rpa.call import abstract_arguments
 from autotune.tables import Table, install, use
 from autotune.tables.dialects import JAX
-from autotune.tpu import chips
+from autotune.tpu import generations
 from autotune.tpu.compiler import target_device
 
 own = kernel.get_tuned_block_sizes
@@ -37,7 +37,7 @@ key = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 1024)
 def table(*blocks):
     return Table(dialect=JAX, devices={"TPU v6e": {key: BlockSizes(*blocks)}})
 
-device = target_device(chips.V6E)
+device = target_device(generations.V6E)
 arguments = abstract_arguments(key.canonical_problem(8), 64, SingleDeviceSharding(device))
 
 def model(*xs):

@@ -146,7 +146,7 @@ def test_hangs_in_mid_measurement(doomed: Owner) -> None:
 
 _TIME_FOR_A_WHILE = """
 import time
-from autotune.owner import Chip, Owner
+from autotune.timing.device_process import Chip, Owner
 from tests.conftest import ROOT
 from tests.timing.test_device_process import BATCHES, LARGE, NO_SETTINGS, PROBLEM, Turn
 owner = Owner(Chip("cpu"), run_timeout=3.0)

@@ -26,11 +26,11 @@ PROBLEM = Problem(
 _COMPILE = """
 import sys
 from pathlib import Path
-from autotune.tpu import chips, executable
+from autotune.tpu import executable, generations
 from autotune.tpu.compiler import target_device
 from tests.tpu.test_executable import PLACES, call
 
-print(executable.compile_here(call("v6e", 0), target_device(chips.V6E)).as_text())
+print(executable.compile_here(call("v6e", 0), target_device(generations.V6E)).as_text())
 for target, device in PLACES:
     made = executable.compile_ahead(call(target, device))
     assert made.verdict.status == "ok", made.verdict
@@ -124,7 +124,7 @@ _RUN_ON_THE_SECOND = """
 import sys
 from pathlib import Path
 import jax, numpy
-from autotune.kernel.rpa import abstract_arguments
+from autotune.kernel.jax_rpa.call import abstract_arguments
 from autotune.tpu import executable
 from tests.tpu.test_executable import PROBLEM, call
 
