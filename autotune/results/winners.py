@@ -452,3 +452,11 @@ def compared_text(chosen: pd.DataFrame) -> str:
 def _span(numbers: pd.Series[int]) -> str:
     least, most = int(numbers.min()), int(numbers.max())
     return f"{least}" if least == most else f"{least} to {most}"
+
+
+def refuted(frame: pd.DataFrame, lines: pd.DataFrame) -> pd.DataFrame:
+    """The rows that say of a pair that it does not run, made by the tools of some lines: what an earlier
+    compiler refused this one may take. A pair that timed out or crashed may run the next time."""
+    failed = frame[~frame["status"].isin(["ok", "timeout", "crashed"])]
+    tools = lines[TOOL_COLUMNS].drop_duplicates()
+    return failed.merge(tools, on=TOOL_COLUMNS) if len(tools) else failed

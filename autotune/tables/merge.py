@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, TableKey
+from autotune.results import winners
 from autotune.results.rows import blocks_of, keys_of
 from autotune.tables.dialects import JAX
 from autotune.tables.table import Table
@@ -86,7 +87,7 @@ def merge(
             strict=True,
         )
     )
-    failed = frame[frame["status"] != "ok"]
+    failed = winners.refuted(frame, lines)
     failures = set(zip(failed["target"], keys_of(failed), blocks_of(failed), strict=True))
     tables: Tables = {generation: dict(base.rows_of(generation)) for generation in base.generations()}
     counts = dict.fromkeys(("changed", "new", "kept", "untold"), 0)

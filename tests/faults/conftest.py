@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from autotune.results import dataset as results
+from autotune.results import dataset, schema
+from autotune.results.rows import rows_of
 from tests.conftest import ROOT, user_environment
 
 PAGE = ROOT / "docs" / "reliability.md"
@@ -103,13 +104,13 @@ class Home:
 
     def rows(self, *, besides: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """The rows that count, without what differs by chance."""
-        rows = results.rows_of(results.read(self.results)) if self.results.is_dir() else []
+        rows = rows_of(dataset.read(self.results)) if self.results.is_dir() else []
         rows = [{k: v for k, v in row.items() if k not in (*CHANCE, *besides)} for row in rows]
-        return sorted(rows, key=lambda row: [str(row[name]) for name in results.IDENTITY])
+        return sorted(rows, key=lambda row: [str(row[name]) for name in schema.IDENTITY])
 
     def raw_rows(self) -> int:
         """Rows in all files, doubles included."""
-        return sum(t.num_rows for t in results.tables(self.results, results.schema()))
+        return sum(t.num_rows for t in dataset.tables(self.results, schema.arrow()))
 
     def left_behind(self) -> list[str]:
         """Files that no finished sweep leaves: half-written ones, notes, temporary ones.

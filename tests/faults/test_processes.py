@@ -27,9 +27,9 @@ def wait_for(happened: Callable[[], Any], running: subprocess.Popen[str]) -> Non
         time.sleep(0.05)
 
 
-def terminate(running: subprocess.Popen[str]) -> str:
-    """What a sweep says to SIGTERM, within the time that a preempted VM has."""
-    running.send_signal(signal.SIGTERM)
+def terminate(running: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
+    """What a sweep says to a signal, within the time that a preempted VM has."""
+    running.send_signal(number)
     _, said = running.communicate(timeout=NOTICE_SECONDS)
     assert running.returncode == 130, said
     assert "Traceback" not in said
@@ -37,17 +37,26 @@ def terminate(running: subprocess.Popen[str]) -> str:
     return said
 
 
-def test_sigterm_while_it_compiles(home: Home, told: Told) -> None:
+@pytest.mark.parametrize(
+    ("number", "fault"),
+    [
+        (signal.SIGTERM, "SIGTERM, as a preempted VM gets it, while it compiles"),
+        (signal.SIGHUP, "SIGHUP, as of a terminal that is closed, while it compiles"),
+        (signal.SIGQUIT, "SIGQUIT while it compiles"),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else "",
+)
+def test_a_signal_while_it_compiles(home: Home, told: Told, number: signal.Signals, fault: str) -> None:
     """Real compiles: one has its rows, and others are under way."""
     home = Home(home.path)
     running = home.start(*SWEEP, "--jobs", "1")
     wait_for(lambda: list(home.results.glob("*.parquet")), running)
-    said = terminate(running)
+    said = terminate(running, number)
     kept = home.rows()
     assert kept
     assert not list(home.tmp.iterdir())
     told(
-        "SIGTERM, as a preempted VM gets it, while it compiles",
+        fault,
         line_with("interrupted", said),
         "exit 130, at once; the command follows, and goes on",
     )
@@ -68,7 +77,7 @@ def test_sigterm_while_it_times(home: Home, told: Told) -> None:
     running = home.start(*INTERPRETED, "--max-seconds", "600")
 
     def timing() -> bool:
-        return any("session" in line for line in commands(running.pid)) and len(home.rows()) >= 2
+        return any("device_worker" in line for line in commands(running.pid)) and len(home.rows()) >= 2
 
     wait_for(timing, running)
     time.sleep(3.0)

@@ -12,6 +12,7 @@ from autotune import emit
 from autotune.errors import UsageError
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results import dataset
+from autotune.results.schema import Tools
 from autotune.tables import load
 from autotune.tables.dialects import JAX, SGLANG
 from autotune.tables.source import read_text, render
@@ -161,3 +162,21 @@ def test_check_says_whether_the_file_would_change(
     )
     wrong = autotune("emit", folder, "--check")
     assert wrong.returncode == 2 and "Traceback" not in wrong.stderr
+
+
+@pytest.mark.parametrize("how", ["crashed", "timeout", "other tools"])
+def test_what_may_run_the_next_time_or_failed_with_other_tools_does_not_move_the_base(
+    tmp_path: Path, how: str
+) -> None:
+    """Only what the winner's own tools refused for good takes the base's pair out of a table."""
+    rows = [make_row(8, 64, latency_us=100.0), make_row(4, 32, latency_us=110.0)]
+    if how == "other tools":
+        rows.append(make_row(16, 256, status="vmem_oom", tools=Tools("0", "0", "0", "x")))
+    else:
+        rows.append(make_row(16, 256, status=how))
+    dataset.append(tmp_path / "rows", rows)
+    base = Table(dialect=JAX, devices={"TPU v6e": {KEY: BlockSizes(16, 256)}}, origin="old.py")
+    won = emit.read(tmp_path / "rows", base=base)
+    assert won.merged is not None
+    assert (won.merged.untold, won.merged.changed) == (1, 0)
+    assert won.tables["v6e"][KEY] == (16, 256)

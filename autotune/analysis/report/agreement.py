@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # One candidate on one workload, whatever made its row.
-_SAME = [*winners.ENTRY, "max_num_seqs", *schema.BLOCK_COLUMNS, "workload_fingerprint"]
+_SAME = [
+    *winners.ENTRY,
+    "max_num_seqs",
+    *schema.BLOCK_COLUMNS,
+    *schema.TOOL_COLUMNS,
+    "workload_fingerprint",
+]
 
 
 class Point(NamedTuple):
