@@ -35,20 +35,20 @@ _NAIVE = """
 import json, math, os, sys, tempfile
 from pathlib import Path
 from autotune.kernel.problem import NO_SETTINGS, TableKey
-from autotune.tpu import chips
+from autotune.tpu import generations
 from autotune.tpu.compiler import KERNEL_NAME, environment, target_device
 dump = Path(tempfile.mkdtemp())
 os.environ.update(environment(dump))
 import jax
 from jax.sharding import SingleDeviceSharding
-from autotune import space
-from autotune.cost import latency_seconds
-from autotune.incumbents import incumbent
+from autotune.search import space
+from autotune.model.cost import latency_seconds
+from autotune.results.baselines import incumbent
 from autotune.kernel import workload
-from autotune.kernel.rpa import abstract_arguments, kernel_call
+from autotune.kernel.jax_rpa.call import abstract_arguments, kernel_call
 from autotune.tpu.schedule import read_schedule
 
-generation = chips.by_name(sys.argv[1])
+generation = generations.by_name(sys.argv[1])
 device = target_device(generation)
 best, compiles = [], 0
 for key in map(TableKey._make, json.loads(sys.argv[2])):

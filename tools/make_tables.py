@@ -38,11 +38,12 @@ def keys() -> list[TableKey]:
 
 
 def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
-    """The committed table that a folder's rows make, and the keys of the presets for which nothing can win.
+    """The committed table that a folder's rows make, and the keys of the presets without a winner: nothing can
+    win, or the sweep of that preset is not done.
 
     Raises:
-      UsageError: the folder cannot be read or has no winner, the rows are of several settings, or of keys of
-        the presets some have no row at all: the sweep is not done.
+      UsageError: the folder cannot be read or has no winner, the rows are of several settings, or of the
+        published keys some have no row at all.
     """
     won = emit.read(folder, target=generation)
     lines = won.lines
@@ -50,11 +51,12 @@ def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
     wanted = keys()
     frame = dataset.read(folder, winners.READ_COLUMNS)
     tried = set(keys_of(frame[frame["target"] == generation]))
-    missing = [key for key in wanted if key not in tried]
+    published = presets.keys(PRESETS[0])
+    missing = [key for key in published if key not in tried]
     if missing:
         raise UsageError(
-            f"{len(missing)} of {len(wanted)} keys have no row for {generation} in {str(folder)!r}, such as "
-            f"{tuple(missing[0])}: the sweep is not done"
+            f"{len(missing)} of {len(published)} published keys have no row for {generation} in "
+            f"{str(folder)!r}, such as {tuple(missing[0])}: the sweep is not done"
         )
     rows = won.tables[generation]
     device = JAX.written[generation]
