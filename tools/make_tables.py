@@ -38,8 +38,8 @@ def keys() -> list[TableKey]:
 
 
 def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
-    """The committed table that a folder's rows make, and the keys of the presets without a winner: nothing can
-    win, or the sweep of that preset is not done.
+    """The committed table that a folder's rows make, and the keys of the presets without a winner: nothing
+    can win, or the sweep of that preset is not done.
 
     Raises:
       UsageError: the folder cannot be read or has no winner, the rows are of several settings, or of the
@@ -75,8 +75,8 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
     return {
         "source": every("source"),
         "keys": count,
-        "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for, and the "
-        "same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
+        "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for",
+        "and_from": "the same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
         "lookup": lookups.AUTOTUNE.name,
         "model": every("model"),
         "workloads": ", ".join(sorted(frame["workload"].unique())),
