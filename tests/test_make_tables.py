@@ -77,7 +77,9 @@ def test_each_committed_table_covers_its_keys_with_the_best_of_its_rows(generati
     assert board is not None
     # From four KV heads on the programs of long calls take hours to compile, and are not all swept yet.
     published = presets.keys("published")
-    due = [key for key in wanted if key.num_kv_heads_per_blk < 4 or key in published]
+    due = [
+        key for key in wanted if key in published or (key.num_kv_heads_per_blk < 4 and generation != "v7x")
+    ]
     lost = [key for key in due if key not in rows]
     assert all(board.best(generation, key) is None for key in lost)
     assert set(rows) <= set(wanted)
@@ -135,7 +137,7 @@ def test_look_ups_of_a_committed_key_are_exact_and_say_modelled(generation: str)
     assert longer.distance > 0
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("generation", ["v4", "v5e", "v5p", "v6e"])  # long keys of v7x are not swept yet
 def test_no_long_call_gets_what_only_a_short_one_is_limited_to(generation: str) -> None:
     """On v5e this call got (16, 32), of a key of 16 pages, and ran for 1.7 times as long as it could."""
     kind = GENERATIONS[generation].device_kinds[0]

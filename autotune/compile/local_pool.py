@@ -30,7 +30,14 @@ from autotune.io.patience import Patience
 from autotune.io.terminal import FROM_TERMINAL, INTERRUPTS
 from autotune.tpu import environment as chip_process
 from autotune.tpu import generations
-from autotune.tpu.compiler import Compiled, MachineFault, clear, compile_program, environment
+from autotune.tpu.compiler import (
+    Compiled,
+    MachineFault,
+    clear,
+    compile_program,
+    environment,
+    take_environment,
+)
 from autotune.tpu.executable import Call, Executable, compile_ahead
 
 ATTEMPTS = 2
@@ -339,6 +346,7 @@ def serve() -> None:
     """
     for signum in FROM_TERMINAL:  # Ctrl-C reaches all processes of a terminal; the parent decides
         signal.signal(signum, signal.SIG_IGN)
+    take_environment(Path())  # a sitecustomize of the user's may have set what it was started without
     number, parent, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     threading.Thread(target=_leave_with_parent, args=(folder.parent, parent), daemon=True).start()
     connection = Connection(number)

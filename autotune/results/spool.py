@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -40,7 +41,7 @@ class Outbox:
         self._next_try = 0.0
         self._waiting: list[str] = []  # names of files in `_spill`
         self._reason = ""
-        told = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
+        told = hashlib.sha256(os.fsencode(str(folder))).hexdigest()[:8]
         self._spill = user_folder("XDG_CACHE_HOME", ".cache") / "unsent" / f"{told}-{uuid.uuid4().hex[:8]}"
 
     def __enter__(self) -> Self:

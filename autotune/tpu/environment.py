@@ -119,8 +119,8 @@ _set_aside: dict[str, str] = {}
 def set_aside() -> None:
     """Take the user's JAX_* that this process has no use for out of its environment: JAX reads them as it is
     imported, and one that it does not take ends the import."""
-    for name in dropped(os.environ):
-        if name.startswith("JAX_"):
+    for name in list(os.environ):
+        if name.startswith("JAX_") and name != "JAX_PLATFORMS":
             _set_aside[name] = os.environ.pop(name)
 
 

@@ -22,7 +22,7 @@ from autotune.compile.pool import StartPool, Task
 from autotune.errors import MachineError
 from autotune.executors import ray_cluster
 from autotune.executors.ray_pool import RayPool
-from tests.conftest import ROOT, compiling, each, program, user_environment
+from tests.conftest import ROOT, command_line, compiling, each, program, user_environment
 
 QUICK = [Task("v6e", program(pages, 32, page_size=16)) for pages in (8, 16)]
 SLOW = Task("v6e", program(16, 256, q_heads=8, kv_heads=4, page_size=128))  # a minute and more
@@ -352,3 +352,21 @@ def test_leaving_on_an_error_keeps_the_handler_of_ctrl_c(pools: Started) -> None
     with pytest.raises(ZeroDivisionError), pools.start(1, 600.0):
         raise ZeroDivisionError
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_a_sitecustomize_sets_does_not_reach_a_compile(tmp_path: Path) -> None:
+    """It runs in every Python of the user's, workers included, before anything of autotune does."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.environ['JAX_ENABLE_X64'] = '1'\n")
+    variables = user_environment(tmp_path / "cache") | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    shape = "q_heads=4,kv_heads=1,head_dim=128,page_size=64,max_num_batched_tokens=512,max_model_len=1024"
+    done = subprocess.run(
+        command_line(
+            "sweep", "--target", "v6e", "--shape", shape, "--kv-pages", 4, "--queries", 32, "--out", "r"
+        ),
+        cwd=tmp_path,
+        env=variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "newly recorded candidates: 1 ok" in done.stderr
