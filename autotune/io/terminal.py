@@ -120,8 +120,12 @@ def shown(name: object) -> str:
 
 def cell(value: object) -> object:
     """A value for a CSV file: text that a spreadsheet would take for a formula gets a ' before it, which
-    spreadsheets do not show. Numbers, also those that are text, stay what they are."""
-    if not isinstance(value, str) or not value.startswith(("=", "+", "-", "@", "\t", "\r")):
+    spreadsheets do not show. Numbers, also those that are text, stay what they are. A carriage return, which
+    would begin a record, is a space."""
+    if not isinstance(value, str):
+        return value
+    value = value.replace("\r", " ")
+    if not value.lstrip().startswith(("=", "+", "-", "@")) and not value.startswith(("\t", "\n")):
         return value
     try:
         float(value)

@@ -250,7 +250,7 @@ def exported(folder: Folder, form: str) -> bytes:
 
     text = io.StringIO()
     writer = csv.DictWriter(text, table.column_names, lineterminator="\n")
-    writer.writeheader()
+    writer.writerow({name: cell(name) for name in table.column_names})
     for row in rows:
         writer.writerow({n: cell(json.dumps(v) if isinstance(v, list | dict) else v) for n, v in row.items()})
     return text.getvalue().encode()
