@@ -156,7 +156,7 @@ def choose(browser: Browser, **parts: str) -> None:
 
 def test_it_opens_offline_with_nothing_in_the_console(browser: Browser, swept: str) -> None:
     browser.open(swept)
-    assert browser.text("#found") == "952 of 952 keys"
+    assert browser.text("#found") == "3532 of 3532 keys"
     assert len(browser.labels()) >= 3
     assert browser.run("document.querySelectorAll('#map .hm image').length") >= 1
     assert [text.split(":")[0] for text in browser.texts("#legend > span")] == [
