@@ -242,7 +242,7 @@ def test_one_device_of_a_file_does_not_stand_for_it(run: Run, tmp_path: Path) ->
     command = ("emit", "r", "--allow-modelled", "--names", "jax", "--base", "two.py:v6e", "-o", "two.py")
     assert run(*command).exit_code == 0
     found = load("two.py").devices
-    assert len(found["TPU v4"]) == 1 and found["TPU v6e"][LONGER] == (8, 32)
+    assert len(found["TPU v4"]) == 1 and len(found["TPU v6e"]) >= len(load("v6e").devices["TPU v6e"])
 
 
 @pytest.mark.parametrize(
