@@ -54,7 +54,7 @@ screenshots: $(VENV)/installed-test browser  ## the pictures in docs/report, by 
 docs: $(VENV)/installed-test  ## docs/cli.md, from the commands
 	$(BIN)/python -m autotune.cli.reference > docs/cli.md
 
-tables: $(GENERATIONS:%=table-%)  ## the committed tables: half an hour a generation; goes on where it was stopped
+tables: $(GENERATIONS:%=table-%)  ## the committed tables: hours a generation; goes on where it was stopped
 
 table-%: $(VENV)/installed
 	@# A first run goes on from the rows that are committed.

@@ -7,6 +7,7 @@ under autotune/tables/rows/GENERATION, without the host that made them.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +62,11 @@ def table_of(folder: Path, generation: str) -> tuple[Table, list[TableKey]]:
     rows = won.tables[generation]
     device = JAX.written[generation]
     held = {key: rows[key] for key in wanted if key in rows}
-    table = Table(dialect=JAX, devices={device: held}, provenance=_provenance(lines, frame, len(held)))
+    table = Table(dialect=JAX, devices={device: held}, provenance=_provenance(lines, frame, held))
     return table, [key for key in wanted if key not in rows]
 
 
-def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[str, Any]:
+def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, held: Collection[TableKey]) -> dict[str, Any]:
     """What the module says of its values: versions, limit, workloads; nothing of when or where."""
 
     def every(column: str) -> str:
@@ -74,14 +75,27 @@ def _provenance(lines: pd.DataFrame, frame: pd.DataFrame, count: int) -> dict[st
     settings = rows_of(lines[schema.SETTING_COLUMNS].head(1))[0]
     return {
         "source": every("source"),
-        "keys": count,
+        "keys": len(held),
         "keys_from": f"every canonical key that a key of jax {every('jax')}'s own table stands for",
-        "and_from": "the same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
+        **_served(held),
         "lookup": lookups.AUTOTUNE.name,
         "model": every("model"),
         "workloads": ", ".join(sorted(frame["workload"].unique())),
         **{name: value for name, value in settings.items() if value is not None},
         **{name: every(name) for name in schema.TOOL_COLUMNS},
+    }
+
+
+def _served(held: Collection[TableKey]) -> dict[str, Any]:
+    """What there is of the keys of calls as they are served."""
+    beyond = set(held).difference(presets.keys(PRESETS[0]))
+    if not beyond:
+        return {}
+    tokens, lengths = ({key[at] for key in beyond} for at in (6, 7))
+    most = max(key.num_kv_heads_per_blk for key in beyond)
+    return {
+        "and_from": f"layouts of up to {most} KV heads at {min(tokens)} to {max(tokens)} tokens, lengths of "
+        f"{min(lengths)} to {max(lengths)}"
     }
 
 

@@ -194,15 +194,9 @@ def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) ->
     """
     published = published_table()
     failed = _failures(frame, _answers(frame).values())
-    entry_columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
+    columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
     by_candidate = {
-        line: score
-        for *line_values, score in zip(
-            *(scored[name].astype(object).where(scored[name].notna(), None) for name in entry_columns),
-            scored["score"],
-            strict=True,
-        )
-        for line in [tuple(line_values)]
+        tuple(row[c] for c in columns): row["score"] for row in _plain(scored[[*columns, "score"]])
     }
     lines = []
     for won in _plain(chosen):

@@ -19,8 +19,8 @@ from autotune.tables.table import Table
 # What is said of the values, which is replaced with them: assignments, and the middle of the docstring.
 _STATED = (PROVENANCE_NAME, SOURCE_NAME, "MODELLED", LIMIT_NAME)
 _NOTE = re.compile(
-    r'(?<="""Tuned block sizes for JAX\'s ragged paged attention kernel on TPU\.\n\n)'
-    r"(?:(?!\"\"\").)*?(?=\n\nWritten by tpu-autotune; stands in for\n)",
+    r'(?<=TPU\.\n\n)(?:(?!""").)*?(?=\n\nWritten by tpu-autotune; stands in for\n)'
+    r'|(?<=TPU\.\r\n\r\n)(?:(?!""").)*?(?=\r\n\r\nWritten by tpu-autotune; stands in for\r\n)',
     re.DOTALL,
 )
 _TITLE = re.compile(r'\A"""(?:Tuned block sizes for ragged paged|Block sizes of JAX\'s) .*"""')
@@ -140,7 +140,16 @@ def _stated(source: _Source, other: _Source, refused: str) -> Iterator[_Edit]:
     note, instead = _NOTE.search(text), _NOTE.search(other.data.decode())
     if note and instead:
         start, end = (len(text[:at].encode()) for at in note.span())
-        yield _Edit(start, end, instead[0])
+        yield _Edit(start, end, instead[0].replace("\n", source.newline))
+        text = text[: note.start()] + text[note.end() :]
+    # A word of the old values that stays would be said of the new ones.
+    if stays := _claims(text) - _claims(other.data.decode()):
+        raise UsageError(f"{refused}: it says {min(stays)} in words that are not autotune's")
+
+
+def _claims(text: str) -> set[str]:
+    """The words by which a module says where its values come from."""
+    return set(re.findall(r"\b(MEASURED|MODELLED|INTERPRETED)\b:", text.partition(f"\n{TABLE_NAME}")[0]))
 
 
 def _table_edits(source: _Source, table: ast.Dict, devices: Mapping[str, Rows]) -> Iterator[_Edit]:

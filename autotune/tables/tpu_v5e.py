@@ -4,7 +4,7 @@ PROVENANCE = {
     "source": "modelled",
     "keys": 1766,
     "keys_from": "every canonical key that a key of jax 0.10.2's own table stands for",
-    "and_from": "the same layouts at 16 to 4096 tokens and lengths of 2048 to 131072",
+    "and_from": "layouts of up to 2 KV heads at 16 to 4096 tokens, lengths of 2048 to 131072",
     "lookup": "autotune.tables",
     "model": "schedule2-b535bf9f",
     "workloads": "decode-heavy, mixed, prefill-heavy",

@@ -235,6 +235,25 @@ def test_an_emitted_table_with_a_line_by_hand(run: Run, tmp_path: Path) -> None:
     assert "\nmerged into x.py (modelled):\n" in text and "tpu-autotune; stands in for" in text
 
 
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_modelled_values_never_stand_under_the_word_measured(run: Run, tmp_path: Path, newline: str) -> None:
+    command = ("emit", "r", "--allow-modelled", "-o", "x.py")
+    run(*command)
+    path = tmp_path / "x.py"
+    text = path.read_text()
+    note = text[text.index("MODELLED:") : text.index("\n\nWritten by")]
+    measured = text.replace(note, "MEASURED: every value was timed on a TPU.") + "LATER = 1\n"
+    path.write_bytes(measured.replace("(8, 32),\n", "(4, 32),\n").replace("\n", newline).encode())
+    assert run(*command, "--base", "x.py").exit_code == 0
+    merged = path.read_bytes().decode()
+    assert "MEASURED" not in merged and "MODELLED:" in merged and f"LATER = 1{newline}" in merged
+    # Where the words around the claim are not autotune's, nothing is changed.
+    path.write_text(measured.replace("on TPU.\n\n", "on my TPU!\n\n", 1))
+    before = path.read_bytes()
+    assert "it says MEASURED in words that are not autotune's" in refusal(run(*command, "--base", "x.py"))
+    assert path.read_bytes() == before
+
+
 def test_one_device_of_a_file_does_not_stand_for_it(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "two.py"
     text = committed_path("v6e").read_text().rstrip().removesuffix("}")

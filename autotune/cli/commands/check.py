@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -108,22 +109,28 @@ def command(
             report.compiled[generation], report.programs[generation] = counts, total
             report.findings.extend(found)
     if slower_than is not None:
-        from autotune.results import scores
-
-        board = scores.read(list(folders)) if folders else scores.committed(generations)
-        if board is None:
-            raise UsageError(
-                "--slower-than compares with rows, and none are committed: name some with --results"
-            )
-        found, unscored = check.slow_findings(loaded, generations, board, slower_than / 100)
+        found, unscored = _slow(loaded, generations, folders, slower_than)
         report.findings.extend(found)
-        report = check.Report(loaded, report.findings, report.compiled, report.programs, unscored)
+        report = dataclasses.replace(report, unscored=unscored)
     click.echo(check_formats.render(report, form, show_all=show_all), nl=False)
     if form == "text" and loaded.dialect is JAX and generations and not (compiling or report.findings):
         asked = typed(named(table), "--compile", *(["--target", target] if target else []))
         click.echo(f"Next: {command_name()} check {asked}, to see whether all fit", err=True)
     if report.findings:
         raise click.exceptions.Exit(EXIT_DIFFERENT)
+
+
+def _slow(
+    table: Table, generations: list[str], folders: tuple[Folder, ...], percent: float
+) -> tuple[list[Finding], int]:
+    """Entries that rows show to be slow, and how many have no latency there."""
+    from autotune.analysis import check
+    from autotune.results import scores
+
+    board = scores.read(list(folders)) if folders else scores.committed(generations)
+    if board is None:
+        raise UsageError("--slower-than compares with rows, and none are committed: name some with --results")
+    return check.slow_findings(table, generations, board, percent / 100)
 
 
 def _compile(

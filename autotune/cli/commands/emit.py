@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from autotune.io.folders import Folder
 from autotune.io.terminal import shown, typed
 
 if TYPE_CHECKING:
+    from autotune.emit import Winners
     from autotune.results.unfinished import Begun
 
 
@@ -83,7 +84,6 @@ def command(
         raise UsageError("--check compares with a file: name it with -o")
     from autotune import emit
     from autotune.io.terminal import counted
-    from autotune.results.baselines import uncompared_text
     from autotune.tables import load
 
     in_place = base is not None and _holds_more(output, base)
@@ -94,18 +94,8 @@ def command(
     merged_into = load(base) if base else None
     won = emit.read(folder, target=target, base=merged_into, min_gain=min_gain / 100)
     emitted = emit.emit(won, allow_modelled=allow_modelled, names=names)
-    if won.merged is not None:
-        click.echo(f"{won.merged}", err=True)
-    for sweep in won.unfinished:
-        click.echo(f"unfinished: {sweep}: winners may change till it does", err=True)
-    if won.narrowed and not check:
-        click.echo(won.narrowed, err=True)
-    if won.uncompared and not check:
-        click.echo(uncompared_text(won.uncompared, len(won.lines)), err=True)
-    if names == "jax" and "v4" in set(won.lines["target"]):
-        click.echo(
-            "JAX's own look-up never consults its table on v4: the v4 rows change nothing there", err=True
-        )
+    for said in _notes(won, names, check):
+        click.echo(said, err=True)
     content = emitted.text.encode(errors="replace")
     if in_place:
         from autotune.tables.patch import patched
@@ -122,6 +112,22 @@ def command(
     if output.is_file():
         pasted = names == "jax" and not in_place
         click.echo(f"Next: {_next(output, pasted, won.unfinished)}", err=True)
+
+
+def _notes(won: Winners, names: str, check: bool) -> Iterator[str]:
+    """What to know of the winners before their table is used."""
+    from autotune.results.baselines import uncompared_text
+
+    if won.merged is not None:
+        yield str(won.merged)
+    for sweep in won.unfinished:
+        yield f"unfinished: {sweep}: winners may change till it does"
+    if won.narrowed and not check:
+        yield won.narrowed
+    if won.uncompared and not check:
+        yield uncompared_text(won.uncompared, len(won.lines))
+    if names == "jax" and "v4" in set(won.lines["target"]):
+        yield "JAX's own look-up never consults its table on v4: the v4 rows change nothing there"
 
 
 def _next(output: Path, pasted: bool, begun: Sequence[Begun]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,10 +13,12 @@ from autotune.cli.key_options import KV_ALIASES
 from autotune.cli.options import TARGET, NamedFolder, Seconds, Size, cores
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
-from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS, Problem, Settings
 
 if TYPE_CHECKING:
     from autotune.analysis.explain import Explanation
+    from autotune.results.scores import Scoreboard
+    from autotune.tables import Table
 
 _COUNT = click.IntRange(1, 2**31 - 1)
 
@@ -110,35 +112,25 @@ def command(
     """
     from autotune.analysis import explain
     from autotune.cli.render import explain as explain_formats
-    from autotune.kernel.problem import Problem, Settings
     from autotune.keys.padding import head_dim_padding
-    from autotune.results import scores
-    from autotune.tables import load
-    from autotune.tables.load import committed_path
     from autotune.tpu import generations
 
     if target is None:
         from autotune.tpu.attached import no_tpu
 
         raise no_tpu()
-    try:
-        problem = Problem(
-            q_dtype=q_dtype,
-            kv_dtype=KV_ALIASES.get(kv_dtype, kv_dtype),
-            num_q_heads=q_heads,
-            num_kv_heads=kv_heads,
-            head_dim=head_dim,
-            page_size=page_size,
-            max_num_batched_tokens=max_num_batched_tokens,
-            pages_per_seq=-(-max_model_len // page_size),
-            max_num_seqs=max_num_seqs,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    committed = [target] if committed_path(target).is_file() else []
-    loaded = [load(name) for name in tables or ("jax", *committed)]
-    rows = list(folders) or [Path(name) for name in tables if Path(name).is_dir()]
-    board = scores.read(rows) if rows else scores.committed([target])
+    problem = _problem(
+        q_dtype=q_dtype,
+        kv_dtype=KV_ALIASES.get(kv_dtype, kv_dtype),
+        num_q_heads=q_heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+        pages_per_seq=-(-max_model_len // page_size),
+        max_num_seqs=max_num_seqs,
+    )
+    loaded, board = _known(target, tables, folders)
     settings = Settings(sliding_window=sliding_window, vmem_limit_bytes=vmem_limit)
     generation = generations.by_name(target)
     if beyond := generations.beyond_vmem(generation, vmem_limit):
@@ -146,15 +138,36 @@ def command(
     explanation = explain.explain(problem, generation, loaded, settings, board)
     if padding := head_dim_padding(problem):
         click.echo(f"{padding}; what runs is told of that", err=True)
-    served = dataclasses.replace(
-        explanation, problem=dataclasses.replace(problem, head_dim=explanation.key.head_dim)
-    )
+    padded = dataclasses.replace(problem, head_dim=explanation.key.head_dim)
+    served = dataclasses.replace(explanation, problem=padded)
     stuck = _say_why_none(served)
     if compiling:
         _compile(served, compile_timeout)
         if not stuck:
             _say_proven_limit(explanation)
     click.echo(explain_formats.render(explanation, form), nl=False)
+
+
+def _problem(**values: Any) -> Problem:
+    """The call; UsageError where there is none like it."""
+    try:
+        return Problem(**values)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _known(
+    target: str, names: tuple[str, ...], folders: tuple[Folder, ...]
+) -> tuple[list[Table], Scoreboard | None]:
+    """The tables to look in, and what rows know."""
+    from autotune.results import scores
+    from autotune.tables import load
+    from autotune.tables.load import committed_path
+
+    committed = [target] if committed_path(target).is_file() else []
+    rows = list(folders) or [Path(name) for name in names if Path(name).is_dir()]
+    board = scores.read(rows) if rows else scores.committed([target])
+    return [load(name) for name in names or ("jax", *committed)], board
 
 
 def _say_why_none(explanation: Explanation) -> bool:
