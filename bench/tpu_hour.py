@@ -13,6 +13,7 @@ their candidates and the compiles of the other cores come from the rows that are
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -30,8 +31,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
-
-import pebble
 
 from autotune.kernel.jax_rpa import inputs
 from autotune.kernel.problem import (
@@ -254,14 +253,14 @@ def timed(case: Case, settings: Settings, target: str) -> Timing:
 
 
 @contextlib.contextmanager
-def measuring() -> Iterator[pebble.ProcessPool]:
+def measuring() -> Iterator[concurrent.futures.ProcessPoolExecutor]:
     """A process with the environment of one that compiles, and one thread for numpy's products."""
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = "1"
     spawn = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as folder,
-        pebble.ProcessPool(1, 0, take_environment, (Path(folder),), spawn) as pool,
+        concurrent.futures.ProcessPoolExecutor(1, spawn, take_environment, (Path(folder),)) as pool,
     ):
         yield pool
 
@@ -361,7 +360,7 @@ def measured(target: str, cases: Sequence[Case]) -> Measured:
     with measuring() as process:
 
         def run(function: Any, *arguments: Any) -> Any:
-            return process.schedule(function, args=arguments).result()
+            return process.submit(function, *arguments).result()
 
         pools = {layout: run(pool_seconds, target, problem) for layout, problem in problems.items()}
         marks = sum(run(mark_seconds, target, section) for section in range(len(GENERATORS)))

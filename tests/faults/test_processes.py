@@ -49,7 +49,7 @@ def terminate(running: subprocess.Popen[str], number: signal.Signals = signal.SI
 def test_a_signal_while_it_compiles(home: Home, told: Told, number: signal.Signals, fault: str) -> None:
     """Real compiles: one has its rows, and others are under way."""
     home = Home(home.path)
-    running = home.start(*SWEEP, "--jobs", "1")
+    running = home.start(*SWEEP, "--queries", "8,16,32,64,128,256", "--jobs", "1")
     wait_for(lambda: list(home.results.glob("*.parquet")), running)
     said = terminate(running, number)
     kept = home.rows()
