@@ -2,12 +2,12 @@
 
     python -m bench.cycles --target v6e [--jobs 1]
 
-compiles what bench/data/cycles_<target>.parquet lacks, the programs of reachable keys first and cheap ones
-before dear ones, and adds it; stop it at any moment. The whole set is about ten CPU hours a target.
+compiles what bench/data/cycles_<target>.parquet lacks, cheap programs before dear ones, and adds it; stop it
+at any moment. The whole set is about five CPU hours a target.
 
-Programs are compiled at the real head counts of the published keys, also where no look-up reaches a key:
-its winner was timed all the same. Candidates and VMEM limit are those with which the tables were made:
-{4, 8, 16} pages by {32, 64, 128, 256} queries, 100 MiB.
+Candidates and VMEM limit are those with which the tables were made: {4, 8, 16} pages by {32, 64, 128, 256}
+queries, up to 128 pages where a winner has more than 16, and 100 MiB. Keys that no look-up reaches are left
+out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pandas as pd
 from autotune.compile.local_pool import CompilePool
 from autotune.compile.pool import Task
 from autotune.io.files import whole
-from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.jax_rpa.tiling import is_canonical
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings, TableKey
 from autotune.results.schema import Tools
@@ -31,14 +30,16 @@ from autotune.tpu.generations import MIB
 
 DATA = Path(__file__).parent / "data"
 PAGES, QUERIES = (4, 8, 16), (32, 64, 128, 256)
+WIDE_PAGES = (4, 8, 16, 32, 64, 128)  # of some keys of the tables of April and June
 LAYOUT_COLUMNS = ["q_dtype", "kv_dtype", "num_q_heads", "num_kv_heads", "head_dim", "page_size"]
 PROGRAM_COLUMNS = [*LAYOUT_COLUMNS, *BlockSizes._fields]
 KEPT = 20  # results between two writes of the file
 
 
-def candidates(key: TableKey) -> list[BlockSizes]:
-    """The block sizes among which a published winner was chosen."""
-    return [BlockSizes(p, q) for p in PAGES if p <= key.pages_per_seq for q in QUERIES]
+def candidates(key: TableKey, winner: BlockSizes) -> list[BlockSizes]:
+    """The block sizes among which a published winner was chosen: of up to 128 pages where it has over 16."""
+    pages = WIDE_PAGES if winner.num_kv_pages_per_blk > max(PAGES) else PAGES
+    return [BlockSizes(p, q) for p in pages if p <= key.pages_per_seq for q in QUERIES]
 
 
 @functools.cache
@@ -47,15 +48,16 @@ def reachable(key: TableKey) -> bool:
     return is_canonical(key)
 
 
-def programs() -> dict[tuple[object, ...], bool]:
-    """Every program of the published keys, by PROGRAM_COLUMNS; whether a reachable key needs it."""
-    found: dict[tuple[object, ...], bool] = {}
-    for table in published_table().values():
-        for key in table:
-            for blocks in candidates(key):
-                program = (*key[:6], *blocks)
-                found[program] = found.get(program, False) or reachable(key)
-    return found
+def programs(target: str) -> set[tuple[object, ...]]:
+    """Every program of the reachable keys of a target's published tables, by PROGRAM_COLUMNS."""
+    from bench.fidelity import published
+
+    return {
+        (*key[:6], *blocks)
+        for table in published(target).values()
+        for key, winner in table.items()
+        for blocks in candidates(key, winner)
+    }
 
 
 def path(target: str) -> Path:
@@ -66,6 +68,15 @@ def read(target: str) -> pd.DataFrame:
     """The data set of a target, one line a program: PROGRAM_COLUMNS, status, cycles, seconds, versions."""
     columns = [*PROGRAM_COLUMNS, "status", "cycles", "compile_seconds", "jax", "libtpu"]
     return pd.read_parquet(path(target)) if path(target).exists() else pd.DataFrame(columns=columns)
+
+
+def known(target: str) -> dict[tuple[object, ...], tuple[int, ...] | None]:
+    """Cycles by loop depth of each program, by PROGRAM_COLUMNS; None where it does not compile."""
+    frame = read(target)[[*PROGRAM_COLUMNS, "status", "cycles"]]
+    return {
+        tuple(line[:-2]): tuple(map(int, line[-1])) if line[-2] == "ok" else None
+        for line in frame.itertuples(index=False, name=None)
+    }
 
 
 def write(target: str, frame: pd.DataFrame) -> None:
@@ -87,12 +98,10 @@ def main() -> None:
     parser.add_argument("--target", choices=list(generations.GENERATIONS), required=True)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=3600.0)
-    parser.add_argument("--reachable", action="store_true", help="only the programs of reachable keys")
     args = parser.parse_args()
-    frame, wanted, tools = read(args.target), programs(), Tools.installed()
+    frame, wanted, tools = read(args.target), programs(args.target), Tools.installed()
     done = set(frame[PROGRAM_COLUMNS].itertuples(index=False, name=None))
-    missing = [line for line in wanted if line not in done and (wanted[line] or not args.reachable)]
-    missing.sort(key=lambda line: (not wanted[line], expected_compile_seconds(program_of(line))))
+    missing = sorted(wanted - done, key=lambda line: expected_compile_seconds(program_of(line)))
     print(f"{len(wanted)} programs, {len(done)} there, {len(missing)} to compile", flush=True)
     lines = {Task(args.target, program_of(line)): line for line in missing}
     added: list[dict[str, object]] = []

@@ -1,37 +1,49 @@
-"""The model against hardware: does it rank block sizes as the winners in JAX's published tables do?
+"""The cost model against winners that were timed on hardware: JAX's tables of April, June and July 2025.
 
-    python -m bench.fidelity [--fit] [--plots docs/model]
+    python -m bench.fidelity [--fit] [--fitting-only] [--plots docs/model]
 
-For each published key the candidates that were timed for it are ranked by the model, with the compiler's
-schedule of bench/data. A key counts as first (first three) if the published winner is the model's first
-(among its first three); its regret is by how much the model calls the published winner slower than its own
-first. The keys of 'TPU v6' are split in two halves by a hash of head layout and page size; constants may be
-fitted (--fit) on the one, and are reported on the other and, with the v5e compiler, on 'TPU v5'.
+Each key's candidates are ranked by the model, with the compiler's schedules in bench/data. A key counts as
+first (first three) if the published winner is the model's first (among its first three). Its regret is by how
+much the model calls the published winner slower than its own first. Beside it stand rules that need no model,
+and the ceiling: what the truth itself would score against winners that were timed with noise. Keys are in two
+halves by a hash of dtypes, heads, head_dim and page size: constants are fitted (--fit) on one, and reported
+on the other. Brackets are 95% intervals: of figures by a bootstrap over layouts, of a ceiling by the
+contradictions among the winners.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.stats import chi2
 
-from autotune.kernel.jax_rpa.call import published_table
+from autotune.kernel import workload
+from autotune.kernel.jax_rpa.call import default_blocks, published_table
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.kernel.workload import Sequence, Workload
-from autotune.model.cost import CALIBRATION, Calibration, Terms, seconds, stack, terms
+from autotune.kernel.workload import Workload
+from autotune.model.cost import CALIBRATIONS, Calibration, Terms, seconds, stack, terms
 from autotune.tpu import generations
 from bench import cycles
 
 SPLIT_SEED = 0  # chosen before any result was looked at; never to be changed
 FITTING, HELD_OUT = 0, 1
-TABLES = {"TPU v6": "v6e", "TPU v5": "v5e"}
+TABLES = {"v6e": "TPU v6", "v5e": "TPU v5"}
 DECODES = 34
+RESAMPLES = 1000
+DRAWS = 40  # of winners with noise, for a ceiling
+MOST_PAGES = 16  # that most keys were timed with; those won by more had up to 128
+
+Winners = Mapping[TableKey, BlockSizes]
 
 
 def half(key: TableKey) -> int:
@@ -48,9 +60,46 @@ def timed_batch(key: TableKey) -> Workload:
     (tpu-inference). The published winners bear it out: see docs/model.md.
     """
     tokens, model_len = min(key.max_num_batched_tokens, key.max_model_len), key.max_model_len
-    return Workload(
-        "timed", (*[Sequence(1, model_len)] * DECODES, Sequence(max(1, tokens - DECODES), model_len))
-    )
+    one, chunk = workload.Sequence(1, model_len), workload.Sequence(max(1, tokens - DECODES), model_len)
+    return Workload("timed", (*[one] * DECODES, chunk))
+
+
+@functools.cache
+def published(target: str) -> dict[str, Winners]:
+    """The three tables of a target by month: the keys that a look-up reaches."""
+    found: dict[str, Winners] = {}
+    for month, number in (("April", "04"), ("June", "06")):
+        held = json.loads((cycles.DATA / f"published_2025_{number}.json").read_text())["tables"]
+        found[month] = {TableKey(*line[:8]): BlockSizes(*line[8:]) for line in held[TABLES[target]]}
+    found["July"] = published_table()[TABLES[target]]
+    return {
+        month: {key: blocks for key, blocks in table.items() if cycles.reachable(key)}
+        for month, table in found.items()
+    }
+
+
+WIDE = "April and June, more than 16 pages"
+AGREED = "June and July agree"
+MAJORITY = "majority of the three"
+
+
+def judges(target: str) -> dict[str, Winners]:
+    """What the model is judged by: the tables, and the keys on which tables agree."""
+    april, june, july = published(target).values()
+    votes = {key: Counter(t[key] for t in (april, june, july) if key in t) for key in {*april, *june, *july}}
+    common = {key: count.most_common(1)[0] for key, count in sorted(votes.items())}
+    return {
+        "April": {key: blocks for key, blocks in april.items() if not _wide(blocks)},
+        "June": {key: blocks for key, blocks in june.items() if not _wide(blocks)},
+        "July": july,
+        MAJORITY: {key: blocks for key, (blocks, n) in common.items() if n > 1 and not _wide(blocks)},
+        AGREED: {key: blocks for key, blocks in june.items() if july.get(key) == blocks},
+        WIDE: {key: blocks for key, blocks in {**june, **april}.items() if _wide(blocks)},
+    }
+
+
+def _wide(winner: BlockSizes) -> bool:
+    return winner.num_kv_pages_per_blk > MOST_PAGES
 
 
 class Key(NamedTuple):
@@ -63,18 +112,13 @@ class Key(NamedTuple):
 
 
 def load(
-    table: str, target: str, batch: Callable[[TableKey], Workload] = timed_batch
+    target: str, winners: Winners, batch: Callable[[TableKey], Workload] = timed_batch
 ) -> tuple[list[Key], int]:
-    """The keys of a published table with more than one candidate, and how many lack a program's cycles."""
-    generation = generations.by_name(target)
-    frame = cycles.read(target)
-    known = {
-        tuple(line[:-2]): tuple(int(c) for c in line[-1]) if line[-2] == "ok" else None
-        for line in frame[[*cycles.PROGRAM_COLUMNS, "status", "cycles"]].itertuples(index=False, name=None)
-    }
+    """The keys with more than one candidate, and how many lack a program's cycles in bench/data."""
+    generation, known = generations.by_name(target), cycles.known(target)
     keys, lacking = [], 0
-    for key, winner in published_table()[table].items():
-        blocks = cycles.candidates(key)
+    for key, winner in winners.items():
+        blocks = cycles.candidates(key, winner)
         if len(blocks) < 2:
             continue
         if any((*key[:6], *b) not in known for b in blocks):
@@ -87,6 +131,11 @@ def load(
     return keys, lacking
 
 
+def part(keys: Iterable[Key], wanted: int) -> list[Key]:
+    """The keys of one half."""
+    return [k for k in keys if half(k.key) == wanted]
+
+
 class Ranked:
     """Keys with their candidates laid out in one array, so that a model is evaluated at once."""
 
@@ -97,6 +146,8 @@ class Ranked:
         self.of = np.repeat(np.arange(len(keys)), sizes)  # the key of each candidate
         self.winner = self.first + np.array([k.winner for k in keys])
         self.terms = stack(t for k in keys for t in k.terms)
+        names = sorted({k.key[:6] for k in keys})
+        self.layouts = np.array([names.index(k.key[:6]) for k in keys])
 
     def predict(self, calibration: Calibration) -> np.ndarray:
         return np.asarray(seconds(self.terms, calibration))
@@ -104,207 +155,317 @@ class Ranked:
     def best(self, predicted: np.ndarray) -> np.ndarray:
         return np.minimum.reduceat(predicted, self.first)
 
+    def firsts(self, values: np.ndarray) -> np.ndarray:
+        """The candidate of each key with the least value."""
+        lowest = np.flatnonzero(values == self.best(values)[self.of])
+        return lowest[np.unique(self.of[lowest], return_index=True)[1]]
+
     def ranks(self, predicted: np.ndarray, winner: np.ndarray | None = None) -> np.ndarray:
         """Rank of each key's winner, from 0."""
         mine = predicted[self.winner if winner is None else winner][self.of]
         return np.add.reduceat((predicted < mine * (1 - 1e-12)).astype(int), self.first)
 
-    def lost(self, predicted: np.ndarray, winner: np.ndarray | None = None) -> np.ndarray:
-        """Seconds that each key's winner is slower than the model's first."""
-        return predicted[self.winner if winner is None else winner] - self.best(predicted)
+    def regret(self, predicted: np.ndarray, winner: np.ndarray | None = None) -> np.ndarray:
+        """By what share of the model's first each key's winner is slower."""
+        return predicted[self.winner if winner is None else winner] / self.best(predicted) - 1
 
-    def surprise(self, predicted: np.ndarray, noise: float, relative: float) -> float:
-        """Mean negative log likelihood of the winners, if timings carry Gumbel noise of this scale.
-
-        noise: seconds; relative: share of the key's best latency, added to it.
-        """
-        best = self.best(predicted)
-        z = (best[self.of] - predicted) / (noise + relative * best)[self.of]
-        total = np.add.reduceat(np.exp(z), self.first)
-        return float((np.log(total) - z[self.winner]).mean())
+    def surprise(self, predicted: np.ndarray, noise: float) -> float:
+        """Negative log likelihood of the winners, if a timing carries Gumbel noise of this scale, seconds."""
+        z = (self.best(predicted)[self.of] - predicted) / noise
+        return float((np.log(np.add.reduceat(np.exp(z), self.first)) - z[self.winner]).sum())
 
 
 class Figures(NamedTuple):
-    keys: int
+    """Shares of keys, and shares of a latency."""
+
     first: float
     first_three: float
     median: float
-    mean: float
     p90: float
-    p90_us: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.keys:4d} keys  first {self.first:4.0%}  first three {self.first_three:5.1%}  "
-            f"regret: median {self.median:.1%}, mean {self.mean:.1%}, p90 {self.p90:.1%} "
-            f"({self.p90_us:.1f} us)"
-        )
 
 
-def figures(ranked: Ranked, predicted: np.ndarray, winner: np.ndarray | None = None) -> Figures:
-    ranks, lost = ranked.ranks(predicted, winner), ranked.lost(predicted, winner)
-    regret = lost / ranked.best(predicted)
-    return Figures(
-        len(ranked.keys),
-        float((ranks == 0).mean()),
-        float((ranks < 3).mean()),
-        float(np.median(regret)),
-        float(regret.mean()),
-        float(np.percentile(regret, 90)),
-        float(np.percentile(lost, 90)) * 1e6,
-    )
+def figures(ranks: np.ndarray, regret: np.ndarray) -> Figures:
+    median, p90 = map(float, np.percentile(regret, (50, 90)))
+    return Figures(float((ranks == 0).mean()), float((ranks < 3).mean()), median, p90)
 
 
-def fit(ranked: Ranked, start: Calibration = CALIBRATION) -> tuple[Calibration, float, float]:
-    """copy_seconds, and the noise of the timings (seconds, and share), of greatest likelihood."""
-    from scipy.optimize import minimize
+class Scored(NamedTuple):
+    """Figures with the ends of their 95% intervals."""
 
-    def parts(x: np.ndarray) -> tuple[Calibration, float, float]:
-        copy, noise, relative = np.exp(x)
-        return dataclasses.replace(start, copy_seconds=float(copy)), float(noise), float(relative)
-
-    def objective(x: np.ndarray) -> float:
-        calibration, noise, relative = parts(x)
-        return ranked.surprise(ranked.predict(calibration), noise, relative)
-
-    best = min(
-        (
-            minimize(objective, np.log([copy, 5e-6, 0.01]), method="Nelder-Mead", options={"maxiter": 2000})
-            for copy in (0.3e-6, 0.6e-6, 1.2e-6)
-        ),
-        key=lambda found: float(found.fun),
-    )
-    return parts(best.x)
+    keys: int
+    value: Figures
+    low: Figures
+    high: Figures
 
 
-def contradictions(winners: dict[TableKey, BlockSizes]) -> tuple[int, int, int]:
-    """(pairs, same, contradictory) of keys that differ only in idle query blocks.
+def score(ranked: Ranked, calibration: Calibration) -> Scored:
+    """The figures of a model; intervals by a bootstrap over layouts."""
+    predicted = ranked.predict(calibration)
+    ranks, regret = ranked.ranks(predicted), ranked.regret(predicted)
+    members = [np.flatnonzero(ranked.layouts == n) for n in range(ranked.layouts.max() + 1)]
+    rng = np.random.default_rng(0)
+    resampled = []
+    for _ in range(RESAMPLES):
+        some = np.concatenate([members[n] for n in rng.integers(len(members), size=len(members))])
+        resampled.append(figures(ranks[some], regret[some]))
+    low, high = (Figures(*map(float, np.percentile(resampled, q, axis=0))) for q in (2.5, 97.5))
+    return Scored(len(ranked.keys), figures(ranks, regret), low, high)
+
+
+# Rules that need no model.
+
+Rule = Callable[[Key], BlockSizes]
+
+
+def rules(target: str, winners: Winners) -> dict[str, Rule]:
+    """Each gives one of a key's candidates; JAX's default is clamped to the most pages that they have."""
+    default = default_blocks(generations.by_name(target).version)
+    by_layout: dict[tuple[object, ...], Counter[BlockSizes]] = {}
+    for key, blocks in winners.items():
+        by_layout.setdefault(key[:6], Counter())[blocks] += 1
+    total = sum(by_layout.values(), Counter[BlockSizes]())
+
+    def todays(k: Key) -> BlockSizes:
+        pages = max(b[0] for b in k.candidates if b[0] <= default[0])
+        return BlockSizes(pages, default[1])
+
+    def largest(k: Key) -> BlockSizes:
+        return max(k.candidates, key=lambda b: (b[0], -b[1]))
+
+    def elsewhere(k: Key) -> BlockSizes:
+        others = total - by_layout[k.key[:6]]
+        return max(k.candidates, key=lambda blocks: others[blocks])
+
+    return {
+        "JAX's default": todays,
+        "largest pages, 32 queries": largest,
+        "commonest in other layouts": elsewhere,
+    }
+
+
+def hits(keys: list[Key], rule: Rule) -> float:
+    """The share of keys on which a rule gives the published winner."""
+    return sum(rule(k) == k.candidates[k.winner] for k in keys) / len(keys)
+
+
+# What noise does to winners.
+
+
+def contradictions(winners: Winners) -> tuple[int, int]:
+    """(pairs, contradictory) of keys that differ only in idle query blocks.
 
     Where max_num_batched_tokens is at least max_model_len, doubling it adds nothing to the timed batch but
     query blocks with nothing to do. There are fewer of those the larger the query block. So the winner
     may only move to more queries; one that moves otherwise was noise, whatever a model says.
     """
-    pairs = same = wrong = 0
+    pairs = wrong = 0
     for key, blocks in winners.items():
         doubled = winners.get(key._replace(max_num_batched_tokens=2 * key.max_num_batched_tokens))
         if doubled is None or key.max_num_batched_tokens < key.max_model_len:
             continue
         pairs += 1
-        same += doubled == blocks
         wrong += doubled != blocks and doubled.num_queries_per_blk <= blocks.num_queries_per_blk
-    return pairs, same, wrong
+    return pairs, wrong
 
 
-def perfect(ranked: Ranked, predicted: np.ndarray, noise: float, repeats: int = 50) -> tuple[Figures, float]:
-    """What a perfect model would score against winners timed with this noise, and their contradictions.
+def drawn(ranked: Ranked, predicted: np.ndarray, noise: float, seed: int) -> np.ndarray:
+    """Winners, if the predictions are the truth and a timing carries Gumbel noise (seconds)."""
+    rng = np.random.default_rng(seed)
+    return ranked.firsts(predicted - noise * rng.gumbel(size=len(predicted)))
 
-    The predictions are taken for the truth, winners are drawn from them with Gumbel noise (seconds).
+
+def noise_interval(ranked: Ranked, predicted: np.ndarray) -> tuple[float, float]:
+    """The noise (seconds, at least and at most) with which drawn winners contradict one another as often.
+
+    The number of contradictions is taken as Poisson's, with its 95% interval.
     """
-    rng = np.random.default_rng(0)
-    scored, wrong = [], []
-    for _ in range(repeats):
-        timed = predicted - noise * rng.gumbel(size=len(predicted))
-        lowest = np.minimum.reduceat(timed, ranked.first)
-        winner = np.flatnonzero(timed == lowest[ranked.of])
-        scored.append(figures(ranked, predicted, winner))
-        drawn = {
-            k.key: k.candidates[w - f] for k, w, f in zip(ranked.keys, winner, ranked.first, strict=True)
-        }
-        wrong.append(contradictions(drawn)[2])
-    return Figures(*(float(x) for x in np.mean(scored, axis=0)))._replace(keys=len(ranked.keys)), float(
-        np.mean(wrong)
-    )
+    _, seen = contradictions({k.key: k.candidates[k.winner] for k in ranked.keys})
+    wanted = chi2.ppf(0.025, 2 * seen) / 2 if seen else 0.0, chi2.ppf(0.975, 2 * seen + 2) / 2
+
+    def expected(noise: float) -> float:
+        counts = []
+        for seed in range(DRAWS):
+            winner = drawn(ranked, predicted, noise, seed) - ranked.first
+            found = {k.key: k.candidates[w] for k, w in zip(ranked.keys, winner, strict=True)}
+            counts.append(contradictions(found)[1])
+        return float(np.mean(counts))
+
+    scales = np.arange(0, 41) * 0.5e-6
+    counts = np.maximum.accumulate([expected(scale) for scale in scales])
+    low, high = (float(np.interp(count, counts, scales)) for count in wanted)
+    return low, high
 
 
-def noise_by_contradictions(ranked: Ranked, predicted: np.ndarray) -> float:
-    """The noise (seconds) at which winners drawn from the predictions contradict one another as often as the
-    published ones do."""
-    observed = contradictions({k.key: k.candidates[k.winner] for k in ranked.keys})[2]
-    low, high = 0.0, 40e-6
-    for _ in range(12):
-        middle = (low + high) / 2
-        if perfect(ranked, predicted, middle)[1] < observed:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+def ceiling(ranked: Ranked, predicted: np.ndarray, noises: Sequence[float], agreeing: int) -> Figures:
+    """What the truth scores against winners on which so many of several tables agree.
+
+    noises: seconds, of each table's timings.
+    """
+    ranks, regret = [], []
+    for seed in range(DRAWS):
+        tables = np.array([drawn(ranked, predicted, n, 100 * seed + i) for i, n in enumerate(noises)])
+        votes = (tables[:, None] == tables[None]).sum(axis=0)
+        winner = tables[votes.argmax(axis=0), np.arange(len(ranked.keys))]
+        kept = votes.max(axis=0) >= agreeing
+        ranks.append(ranked.ranks(predicted, winner)[kept])
+        regret.append(ranked.regret(predicted, winner)[kept])
+    return figures(np.concatenate(ranks), np.concatenate(regret))
 
 
-def earlier(table: str) -> dict[TableKey, BlockSizes]:
-    """The winners of an earlier published table, of jax 0.6.2: other timings of some of the keys."""
-    held = json.loads((cycles.DATA / "published_jax_0.6.2.json").read_text())
-    return {TableKey(*v[1:-1]): BlockSizes(*v[-1]) for v in held["values"] if v[0] == table}
+# The fit.
+
+LEAST_NOISE = 1e-6  # else one contradiction in a table of little noise would outweigh all else
 
 
-def repeated(table: str, keys: list[Key], calibration: Calibration) -> None:
-    """What the published tables say of keys that were timed twice, and the model of the same keys."""
-    before = earlier(table)
-    both = [k for k in keys if k.key in before and before[k.key] in k.candidates]
-    agreed = [k for k in both if before[k.key] == k.candidates[k.winner]]
-    published = published_table()[table]
-    same = sum(published[key] == blocks for key, blocks in before.items())
-    print(f"\n{table!r}: {len(before)} keys are in the table of jax 0.6.2 too, {same} with the same winner")
-    chosen = {"all of them that bench/data has": both, "those with the same winner": agreed}
-    if table == "TPU v6":
-        chosen["of these, the held-out half"] = [k for k in agreed if half(k.key) == HELD_OUT]
-    for name, some in chosen.items():
-        if not some:
+class Fit(NamedTuple):
+    """Constants of greatest likelihood (seconds), the noise of April's timings and of others', and nats."""
+
+    copy_seconds: float
+    kv_block_seconds: float
+    noise_april: float
+    noise: float
+    surprise: float = 0.0
+
+
+def surprise(tables: Mapping[str, Ranked], x: Fit, start: Calibration) -> float:
+    """Nats of the winners of several tables, by month."""
+    calibration = dataclasses.replace(start, copy_seconds=x.copy_seconds, kv_block_seconds=x.kv_block_seconds)
+    noises = {month: LEAST_NOISE + (x.noise_april if month == "April" else x.noise) for month in tables}
+    return sum(r.surprise(r.predict(calibration), noises[month]) for month, r in tables.items())
+
+
+def fit(tables: Mapping[str, Ranked], start: Calibration, *, core: bool) -> Fit:
+    """The copy latency, and with `core` the core's time a KV block, under which the winners are likeliest."""
+
+    def parts(y: np.ndarray) -> Fit:
+        copy, april, noise, *block = map(float, np.exp(y))
+        return Fit(copy, block[0] if core else 0.0, april, noise)
+
+    tried = [
+        minimize(
+            lambda y: surprise(tables, parts(y), start),
+            np.log([copy, 1e-6, 6e-6, *([block] if core else [])]),
+            method="Nelder-Mead",
+            options={"maxiter": 4000, "xatol": 1e-3, "fatol": 1e-3},
+        )
+        for copy in (0.25e-6, 0.6e-6)
+        for block in ((0.05e-6, 0.3e-6) if core else (0.0,))
+    ]
+    best = min(tried, key=lambda found: float(found.fun))
+    return parts(best.x)._replace(surprise=float(best.fun))
+
+
+def fitting_tables(target: str) -> dict[str, Ranked]:
+    """What a fit may look at: the fitting half of each table, without winners of more than 16 pages.
+
+    Tables that are the same count once.
+    """
+    found: dict[str, Winners] = {}
+    for month, winners in judges(target).items():
+        if month in published(target) and winners not in found.values():
+            found[month] = winners
+    return {month: Ranked(part(load(target, winners)[0], FITTING)) for month, winners in found.items()}
+
+
+def without(
+    tables: Mapping[str, Ranked], layout: tuple[object, ...]
+) -> tuple[dict[str, Ranked], dict[str, Ranked]]:
+    """Tables without a layout, and of that layout alone."""
+
+    def some(only: bool) -> dict[str, Ranked]:
+        keys = {m: [k for k in r.keys if (k.key[:6] == layout) == only] for m, r in tables.items()}
+        return {month: Ranked(chosen) for month, chosen in keys.items() if chosen}
+
+    return some(False), some(True)
+
+
+def report_fit(target: str) -> Calibration:
+    """Fit on the fitting half; what the core's time a KV block gains on layouts left out decides on it."""
+    start, tables = CALIBRATIONS[target], fitting_tables(target)
+    layouts = sorted({k.key[:6] for r in tables.values() for k in r.keys})
+    print(f"\n{target}: fitted to the fitting half, {len(layouts)} layouts, of {', '.join(tables)}")
+    best, nats = {}, {}
+    for core in (False, True):
+        folds = [without(tables, layout) for layout in layouts]
+        fits = [fit(kept, start, core=core) for kept, _ in folds]
+        nats[core] = sum(surprise(left, x, start) for (_, left), x in zip(folds, fits, strict=True))
+        best[core] = x = fit(tables, start, core=core)
+        print(
+            f"  copy {_with_error(x.copy_seconds, [f.copy_seconds for f in fits])}, core a KV block "
+            f"{_with_error(x.kv_block_seconds, [f.kv_block_seconds for f in fits])}; noise "
+            f"{x.noise_april * 1e6:.1f} us (April), {x.noise * 1e6:.1f} us; {x.surprise:.1f} nats, "
+            f"{nats[core]:.1f} on layouts left out"
+        )
+    print(f"  the core's time a KV block gains {nats[False] - nats[True]:.1f} nats on layouts left out")
+    x = best[nats[False] - nats[True] > 2]
+    return dataclasses.replace(start, copy_seconds=x.copy_seconds, kv_block_seconds=x.kv_block_seconds)
+
+
+def _with_error(value: float, left_out: list[float]) -> str:
+    """A value with twice its standard error, by the jackknife over layouts; in microseconds."""
+    n = len(left_out)
+    return f"{value * 1e6:.2f} +- {2e6 * float(np.sqrt(n - 1) * np.std(left_out)):.2f} us"
+
+
+# The report.
+
+HEAD = f"{'':36}{'keys':>5}{'first':>13}{'first three':>20}{'median':>9}{'p90':>13}"
+# The tables that a judge's winners come from, and on how many of them these agree.
+TABLES_OF = {MAJORITY: (("April", "June", "July"), 2), AGREED: (("June", "July"), 2), WIDE: (("April",), 1)}
+
+
+def report(target: str, wanted: int, calibration: Calibration) -> None:
+    """The figures of a half of the keys, by every judge."""
+    print(f"\n{target}, {'held-out' if wanted == HELD_OUT else 'fitting'} half\n{HEAD}")
+    noises = {}
+    for month in ("April", "July"):
+        ranked = Ranked(load(target, published(target)[month])[0])
+        noises[month] = noise_interval(ranked, ranked.predict(calibration))
+    noises["June"] = noises["July"]  # June's own winners have too few pairs
+    for judge, winners in judges(target).items():
+        keys, lacking = load(target, winners)
+        if not (keys := part(keys, wanted)):
             continue
-        ranked = Ranked(some)
-        print(f"  model, {name:32}", figures(ranked, ranked.predict(calibration)))
+        ranked = Ranked(keys)
+        s = score(ranked, calibration)
+        print(
+            f"{judge:36}{s.keys:5d}{s.value.first:6.0%} [{s.low.first:3.0%},{s.high.first:4.0%}]"
+            f"{s.value.first_three:8.1%} [{s.low.first_three:4.0%},{s.high.first_three:4.0%}]"
+            f"{s.value.median:7.1%}{s.value.p90:7.1%} [{s.low.p90:5.1%},{s.high.p90:6.1%}]"
+            + (f"  {lacking} lack cycles" if lacking else "")
+        )
+        months, agreeing = TABLES_OF.get(judge, ((judge,), 1))
+        least, most = (
+            ceiling(ranked, ranked.predict(calibration), [noises[m][at] for m in months], agreeing)
+            for at in (1, 0)
+        )
+        print(
+            f"{'  the truth, timed with noise':41}{'':6} [{least.first:3.0%},{most.first:4.0%}]"
+            f"{'':8} [{least.first_three:4.0%},{most.first_three:4.0%}]"
+            f"{'':14} [{most.p90:5.1%},{least.p90:6.1%}]"
+        )
+        for rule, choose in rules(target, winners).items():
+            print(f"  {rule:39}{hits(keys, choose):6.0%}")
+    print(
+        "noise of a timing, by contradictions: "
+        + ", ".join(f"{m} {low * 1e6:.1f} to {high * 1e6:.1f} us" for m, (low, high) in noises.items())
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--fit", action="store_true", help="fit copy_seconds on the fitting half, and use it")
-    parser.add_argument("--fitting-only", action="store_true", help="do not look at the held-out half or v5")
-    parser.add_argument("--plots", type=Path, help="folder for the plots of docs/model.md")
+    parser.add_argument("--fit", action="store_true", help="fit the constants on the fitting half, use them")
+    parser.add_argument("--fitting-only", action="store_true", help="do not look at the held-out half")
+    parser.add_argument("--plots", type=Path, help="folder for the plot of docs/model.md")
     args = parser.parse_args()
-    loaded = {table: load(table, target) for table, target in TABLES.items()}
-    parts: dict[str, list[Key]] = {}
-    for name, wanted in (("fitting half", FITTING), ("held-out half", HELD_OUT)):
-        parts[f"'TPU v6' {name}"] = [k for k in loaded["TPU v6"][0] if half(k.key) == wanted]
-    parts["'TPU v5', v5e compiler"] = loaded["TPU v5"][0]
-    if args.fitting_only:
-        parts = dict([next(iter(parts.items()))])
-    calibration = CALIBRATION
-    fitting = Ranked(parts["'TPU v6' fitting half"])
-    noise, relative = 6e-6, 0.01
-    if args.fit:
-        calibration, noise, relative = fit(fitting)
-        print(
-            f"fitted: copy_seconds {calibration.copy_seconds:.3g}; noise of a timing {noise * 1e6:.1f} us + "
-            f"{relative:.1%}; surprise {fitting.surprise(fitting.predict(calibration), noise, relative):.3f}"
-        )
-    bare = dataclasses.replace(calibration, copy_seconds=0.0, bandwidth_fraction=1e9)
-    for name, keys in parts.items():
-        for reachable in (True, False):
-            chosen = [k for k in keys if cycles.reachable(k.key) == reachable]
-            if not chosen:
-                continue
-            ranked = Ranked(chosen)
-            print(f"\n{name}, keys that a look-up {'reaches' if reachable else 'cannot reach'}")
-            predicted = ranked.predict(calibration)
-            print("  model                    ", figures(ranked, predicted))
-            print("  schedule, copies free    ", figures(ranked, ranked.predict(bare)))
-            pairs, _, wrong = contradictions({k.key: k.candidates[k.winner] for k in chosen})
-            print(
-                f"  published winners: {pairs} pairs that may differ one way only, {wrong} differ the other"
-            )
-            if pairs >= 20:
-                noise = noise_by_contradictions(ranked, predicted)
-                print(f"  noise of a timing that makes as many do so: {noise * 1e6:.1f} us")
-                print("  a perfect model at that  ", perfect(ranked, predicted, noise)[0])
-    if not args.fitting_only:
-        for table, (keys, _) in loaded.items():
-            repeated(table, keys, calibration)
-    for table, (_, lacking) in loaded.items():
-        print(f"\n{table!r}: {lacking} keys left out, as bench/data lacks a program of theirs")
+    for target in TABLES:
+        calibration = report_fit(target) if args.fit else CALIBRATIONS[target]
+        for wanted in (FITTING,) if args.fitting_only else (FITTING, HELD_OUT):
+            report(target, wanted, calibration)
     if args.plots:
         from bench import plots
 
-        ranked_parts = {name: Ranked(keys) for name, keys in parts.items()}
-        plots.draw(args.plots, ranked_parts, calibration, noise_by_contradictions)
+        plots.draw(args.plots)
 
 
 if __name__ == "__main__":

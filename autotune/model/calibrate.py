@@ -24,7 +24,7 @@ from autotune.io.terminal import say, shown
 from autotune.kernel import workload
 from autotune.kernel.problem import Problem, Program
 from autotune.kernel.workload import Workload
-from autotune.model.cost import CALIBRATION, CONSTANTS, Calibration, Terms, seconds, stack, terms
+from autotune.model.cost import CALIBRATIONS, CONSTANTS, Calibration, Terms, seconds, stack, terms
 from autotune.results import schema
 from autotune.results.rows import program_of, rows_of
 from autotune.tpu import generations
@@ -40,12 +40,19 @@ SEEDS = range(16)
 FOLDS = 5
 # How far each constant may well be from the built-in one, and the noise that a row is expected to have: rows
 # that say nothing of a constant leave it where it was.
-_PRIOR = {"call_seconds": 20e-6, "copy_seconds": 1e-6, "bandwidth_fraction": 0.3, "stall": 0.5}
+_PRIOR = {
+    "call_seconds": 20e-6,
+    "copy_seconds": 1e-6,
+    "bandwidth_fraction": 0.3,
+    "stall": 0.5,
+    "kv_block_seconds": 0.5e-6,
+}
 _LIMITS = {
     "call_seconds": (0.0, 1e-2),
     "copy_seconds": (0.0, 1e-4),
     "bandwidth_fraction": (0.05, 1.2),
     "stall": (0.2, 5.0),
+    "kv_block_seconds": (0.0, 1e-4),
 }
 _NOISE = 0.02
 MAX_FILE_BYTES = 1 << 20
@@ -123,8 +130,10 @@ def _batch(name: str, fingerprint: str, problem: Problem) -> Workload | None:
         return None
 
 
-def fit(found: list[Sample], origin: str) -> Fitted:
+def fit(found: list[Sample], origin: str, built_in: Calibration) -> Fitted:
     """The constants that predict the samples best, in the relative sense.
+
+    built_in: of the samples' generation; constants of which they say nothing stay there.
 
     Raises:
       UsageError: there are too few samples or programs.
@@ -135,19 +144,19 @@ def fit(found: list[Sample], origin: str) -> Fitted:
             f"{len(found)} measured rows of {len(programs)} programs are too few to fit {len(CONSTANTS)} "
             f"constants: measure at least {LEAST_ROWS} rows of {LEAST_PROGRAMS} programs"
         )
-    constants, uncertainty = _solve(found)
+    constants, uncertainty = _solve(found, built_in)
     fold = {program: number % FOLDS for number, program in enumerate(programs)}
     errors = []
     for left_out in range(FOLDS):
         kept = [s for s in found if fold[s.program] != left_out]
-        errors.append(_errors([s for s in found if fold[s.program] == left_out], _solve(kept)[0]))
+        errors.append(_errors([s for s in found if fold[s.program] == left_out], _solve(kept, built_in)[0]))
     held_out = np.concatenate(errors)
     return Fitted(
         calibration=Calibration(**dict(zip(CONSTANTS, map(float, constants), strict=True)), origin=origin),
         uncertainty=dict(zip(CONSTANTS, map(float, uncertainty), strict=True)),
         error=float(np.median(held_out)),
         error_p90=float(np.percentile(held_out, 90)),
-        before=float(np.median(_errors(found, _values(CALIBRATION)))),
+        before=float(np.median(_errors(found, _values(built_in)))),
         rows=len(found),
         programs=len(programs),
     )
@@ -166,13 +175,13 @@ def _errors(found: list[Sample], constants: np.ndarray) -> np.ndarray:
     return np.abs(_predict(stack([s.terms for s in found]), constants) / measured - 1)
 
 
-def _solve(found: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
+def _solve(found: list[Sample], built_in: Calibration) -> tuple[np.ndarray, np.ndarray]:
     """Robust least squares of log(predicted / measured), with a weak pull to the built-in constants."""
     from scipy.optimize import least_squares  # jax depends on scipy
 
     stacked, measured = stack([s.terms for s in found]), np.array([s.measured for s in found])
     unit = np.array([_PRIOR[name] for name in CONSTANTS])
-    start = _values(CALIBRATION)
+    start = _values(built_in)
     low, high = np.array([_LIMITS[name] for name in CONSTANTS]).T
 
     def residuals(x: np.ndarray) -> np.ndarray:
@@ -239,7 +248,8 @@ def current(generation: Generation) -> Calibration:
     for device_kind in generation.device_kinds:
         if entry := held.get(device_kind):
             try:
-                constants = {name: float(entry[name]) for name in CONSTANTS}
+                # A calibration of version 0.1 has no such term, which is as if it took no time.
+                constants = {name: float({"kv_block_seconds": 0.0, **entry}[name]) for name in CONSTANTS}
                 if not all(low <= constants[name] <= high for name, (low, high) in _LIMITS.items()):
                     raise ValueError
                 origin = str(entry["origin"])
@@ -251,7 +261,7 @@ def current(generation: Generation) -> Calibration:
                     f"{str(path())!r} has no calibration of {device_kind!r} that can be used: make it anew "
                     "with `autotune calibrate`, or remove the file"
                 ) from None
-    return CALIBRATION
+    return CALIBRATIONS[generation.name]
 
 
 @functools.cache

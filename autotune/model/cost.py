@@ -35,6 +35,7 @@ class Calibration:
     copy_seconds: from starting a copy between HBM and VMEM to its end, for the first byte.
     bandwidth_fraction: share of the HBM bandwidth that copies reach.
     stall: core cycles that a bundle of the schedule takes, 1 if nothing stalls.
+    kv_block_seconds: of the core, a KV block, beside its bundles.
     origin: where the constants come from.
     """
 
@@ -42,28 +43,43 @@ class Calibration:
     copy_seconds: float
     bandwidth_fraction: float
     stall: float
+    kv_block_seconds: float
     origin: str
 
     @property
     def version(self) -> str:
         """What a modelled row calls this calibration; other constants give another name."""
         constants = [getattr(self, name) for name in CONSTANTS]
-        return "schedule2-" + hashlib.sha256(repr(constants).encode()).hexdigest()[:8]
+        return "schedule3-" + hashlib.sha256(repr(constants).encode()).hexdigest()[:8]
 
 
 CONSTANTS = tuple(f.name for f in dataclasses.fields(Calibration) if f.name != "origin")
 
-CALIBRATION = Calibration(
-    call_seconds=0.0,
-    copy_seconds=0.55e-6,
-    bandwidth_fraction=0.92,
-    stall=1.0,
-    origin=(
-        "copy_seconds by maximum likelihood of 200 published winners, the fitting half of JAX's 'TPU v6' "
-        "table (bench/fidelity.py --fit), which say nothing of the others: bandwidth_fraction assumed, "
-        "stall and call_seconds neutral"
-    ),
-)
+
+def _built_in(constants: tuple[float, float], origin: str) -> Calibration:
+    """constants: copy_seconds and kv_block_seconds in us. Published winners say nothing of the others: the
+    bandwidth is assumed, the rest is neutral."""
+    copy_us, kv_block_us = constants
+    return Calibration(
+        call_seconds=0.0,
+        copy_seconds=copy_us * 1e-6,
+        bandwidth_fraction=0.92,
+        stall=1.0,
+        kv_block_seconds=kv_block_us * 1e-6,
+        origin=origin,
+    )
+
+
+# By maximum likelihood of published winners: `python -m bench.fidelity --fit`. docs/model.md has intervals.
+_V6E, _V5E = (0.54, 0.14), (0.29, 0.0)
+_FITTED = "fitted to winners published for {}: JAX's tables of April, June and July 2025, the fitting half"
+CALIBRATIONS = {
+    "v4": _built_in(_V5E, "v5e's: no winner is published for v4"),
+    "v5e": _built_in(_V5E, _FITTED.format("v5e")),
+    "v5p": _built_in(_V5E, "v5e's: no winner is published for v5p"),
+    "v6e": _built_in(_V6E, _FITTED.format("v6e")),
+    "v7x": _built_in(_V6E, "v6e's: no winner is published for v7x"),
+}
 
 
 class LoopCounts(NamedTuple):
@@ -166,7 +182,7 @@ def seconds(t: Terms, calibration: Calibration) -> Any:
     """
     c = calibration
     kv_copy, q_copy = t.kv_copy / c.bandwidth_fraction, t.q_copy / c.bandwidth_fraction
-    kv_blk, query_blk = t.kv_blk * c.stall, t.query_blk * c.stall
+    kv_blk, query_blk = t.kv_blk * c.stall + c.kv_block_seconds, t.query_blk * c.stall
     # Pages that have been asked for arrive while others are still being asked for.
     kv_arrival = c.copy_seconds + np.maximum(0.0, kv_copy - t.issue * c.stall)
     idle = period(query_blk, 2 * q_copy, c.copy_seconds + q_copy)
@@ -202,7 +218,11 @@ def latency_seconds(
     blocks: BlockSizes,
     workload: Workload,
     cycles: tuple[int, ...],
-    calibration: Calibration = CALIBRATION,
+    calibration: Calibration | None = None,
 ) -> float:
-    """Modelled seconds of one call of a problem whose heads are all in one block."""
+    """Modelled seconds of one call of a problem whose heads are all in one block.
+
+    calibration: the generation's built-in one if None.
+    """
+    calibration = calibration or CALIBRATIONS[generation.name]
     return float(seconds(terms(generation, problem, blocks, workload, cycles), calibration))

@@ -24,8 +24,9 @@ def command(folder: Folder, device_kind: str | None, dry_run: bool) -> None:
     name.
     """
     from autotune.model import calibrate
-    from autotune.model.cost import CALIBRATION
+    from autotune.model.cost import CALIBRATIONS
     from autotune.results import dataset, schema
+    from autotune.tpu import generations
 
     frame = dataset.read(folder)
     measured = frame[(frame["source"] == schema.MEASURED) & (frame["status"] == "ok")]
@@ -48,12 +49,12 @@ def command(folder: Folder, device_kind: str | None, dry_run: bool) -> None:
         versions = ", ".join(
             sorted({str(v) for v in measured.loc[measured["device_kind"] == kind, "libtpu"]})
         )
-        fitted = calibrate.fit(
-            found, origin=f"fitted to {len(found)} measured rows of {kind}, libtpu {versions}"
-        )
+        default = CALIBRATIONS[generations.by_device_kind(kind).name]
+        origin = f"fitted to {len(found)} measured rows of {kind}, libtpu {versions}"
+        fitted = calibrate.fit(found, origin, default)
         click.echo(f"{kind}: {fitted.rows} rows of {fitted.programs} programs")
         for name, deviation in fitted.uncertainty.items():
-            value, built_in = getattr(fitted.calibration, name), getattr(CALIBRATION, name)
+            value, built_in = getattr(fitted.calibration, name), getattr(default, name)
             click.echo(f"  {name:20} {value:10.3g} +- {deviation:.1g}   (built in: {built_in:.3g})")
         click.echo(
             f"  error on programs left out of the fit: median {fitted.error:.1%}, p90 {fitted.error_p90:.1%} "
