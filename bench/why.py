@@ -1,8 +1,8 @@
 """What the fitting half says of other models and other batches: `python -m bench.why`.
 
-Each line fits copy_seconds and the noise of the timings anew, on the fitting half of 'TPU v6' alone, and says
-by how many nats all its winners together are less likely than under the model (more than 2 is telling, for
-one constant).
+Each line fits copy_seconds and the noise of the timings anew, on the fitting half of July's v6e keys alone,
+and says by how many nats all its winners together are less likely than under the model (more than 2 is
+telling, for one constant).
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from scipy.optimize import minimize
 
 from autotune.kernel.problem import TableKey
 from autotune.kernel.workload import Sequence, Workload, generate
-from autotune.model.cost import CALIBRATION, Calibration, seconds
+from autotune.model.cost import CALIBRATIONS, Calibration, seconds
 from bench import fidelity
 from bench.fidelity import Ranked
 
+CALIBRATION = CALIBRATIONS["v6e"]
 Predictor = Callable[[Ranked, Calibration, float], np.ndarray]
 
 
@@ -44,11 +45,6 @@ def constant_a_block(ranked: Ranked, c: Calibration, extra: float) -> np.ndarray
     )
 
 
-def more_a_block(ranked: Ranked, c: Calibration, extra: float) -> np.ndarray:
-    """The model, with a constant of the core for each KV block."""
-    return np.asarray(seconds(ranked.terms._replace(kv_blk=ranked.terms.kv_blk + extra), c))
-
-
 def more_a_row(ranked: Ranked, c: Calibration, extra: float) -> np.ndarray:
     """The model, with a constant of the core for each eight rows of queries of each KV block."""
     rows = [b.num_queries_per_blk * k.key.num_q_heads_per_blk / 8 for k in ranked.keys for b in k.candidates]
@@ -59,18 +55,16 @@ def more_a_row(ranked: Ranked, c: Calibration, extra: float) -> np.ndarray:
 def likelihood(
     ranked: Ranked, predict: Predictor, start: Calibration = CALIBRATION
 ) -> tuple[float, np.ndarray]:
-    """Nats by which the winners surprise, at the best (copy_seconds, noise, share, extra) seconds."""
+    """Nats by which the winners surprise, at the best (copy_seconds, noise, extra) seconds."""
 
     def objective(x: np.ndarray) -> float:
-        copy, noise, share, extra = np.exp(x)
+        copy, noise, extra = np.exp(x)
         c = dataclasses.replace(start, copy_seconds=float(copy))
-        return len(ranked.keys) * ranked.surprise(predict(ranked, c, extra), noise, share)
+        return ranked.surprise(predict(ranked, c, extra), noise)
 
     best = min(
         (
-            minimize(
-                objective, np.log([copy, 6e-6, 0.01, extra]), method="Nelder-Mead", options={"maxiter": 3000}
-            )
+            minimize(objective, np.log([copy, 6e-6, extra]), method="Nelder-Mead", options={"maxiter": 3000})
             for copy in (0.2e-6, 0.6e-6)
             for extra in (0.1e-6, 1e-6)
         ),
@@ -93,8 +87,8 @@ def decodes(count: int, context: float = 1.0) -> Callable[[TableKey], Workload]:
 
 def main() -> None:
     def ranked_for(batch: Callable[[TableKey], Workload]) -> Ranked:
-        keys, _ = fidelity.load("TPU v6", "v6e", batch)
-        return Ranked([k for k in keys if fidelity.half(k.key) == fidelity.FITTING])
+        keys, _ = fidelity.load("v6e", fidelity.published("v6e")["July"], batch)
+        return Ranked(fidelity.part(keys, fidelity.FITTING))
 
     timed = ranked_for(fidelity.timed_batch)
     base, found = likelihood(timed, model)
@@ -103,11 +97,12 @@ def main() -> None:
     def line(name: str, ranked: Ranked, predict: Predictor = model, start: Calibration = CALIBRATION) -> None:
         nats, x = likelihood(ranked, predict, start)
         c = dataclasses.replace(start, copy_seconds=float(x[0]))
-        scored = fidelity.figures(ranked, predict(ranked, c, x[3]))
+        predicted = predict(ranked, c, x[2])
+        scored = fidelity.figures(ranked.ranks(predicted), ranked.regret(predicted))
         print(
             f"{name:44} {nats - base:+7.1f} nats  first {scored.first:.0%}  p90 {scored.p90:5.1%}  "
-            f"copy {x[0] * 1e6:.2f} us  noise {x[1] * 1e6:.1f} us + {x[2]:.0%}"
-            + (f"  constant {x[3] * 1e6:.2f} us" if predict in (constant_a_block, more_a_block) else ""),
+            f"copy {x[0] * 1e6:.2f} us  noise {x[1] * 1e6:.1f} us"
+            + (f"  constant {x[2] * 1e6:.2f} us" if predict is constant_a_block else ""),
             flush=True,
         )
 
@@ -121,7 +116,7 @@ def main() -> None:
         line(f"stall {stall}", timed, start=dataclasses.replace(CALIBRATION, stall=stall))
     line("a KV block waits for a whole copy", timed, one_buffer_ahead)
     line("a constant a KV block, none for copies", timed, constant_a_block)
-    line("the model and a constant a KV block", timed, more_a_block)
+    line("no core time a KV block", timed, start=dataclasses.replace(CALIBRATION, kv_block_seconds=0.0))
     line("the model and a constant 8 query rows", timed, more_a_row)
     for count in (4, 8, 16, 24, 48, 64):
         line(f"{count} decodes for 34", ranked_for(decodes(count)))
