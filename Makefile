@@ -27,7 +27,7 @@ demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not he
 test: $(VENV)/installed-test lint browser  ## everything but the slow suite
 	$(BIN)/python -m pytest -m 'not slow' --numprocesses auto --maxprocesses 4 --dist loadfile
 
-reliability: $(VENV)/installed-test  ## the tables of docs/reliability.md, from kills and faults: half an hour
+reliability: $(VENV)/installed-test  ## the tables of docs/dev/reliability.md, from kills and faults: half an hour
 	AUTOTUNE_RELIABILITY=1 $(BIN)/python -m pytest tests/faults -m 'slow or not slow'
 
 test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes

@@ -1,6 +1,6 @@
 """Faults for real: a sweep whose compiler answers at once, and the page that says what a user sees of each.
 
-`told` holds docs/reliability.md to what was seen. With AUTOTUNE_RELIABILITY in the environment (`make
+`told` holds docs/dev/reliability.md to what was seen. With AUTOTUNE_RELIABILITY in the environment (`make
 reliability`) the tables of that page are written anew instead.
 """
 
@@ -25,7 +25,7 @@ from autotune.results import dataset, schema
 from autotune.results.rows import rows_of
 from tests.conftest import ROOT, user_environment
 
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "dev" / "reliability.md"
 SHAPE = "q_heads=4,kv_heads=1,head_dim=128,page_size=16,max_num_batched_tokens=512,max_model_len="
 # Two keys of one layout, four programs: each verdict makes rows of both keys.
 SWEEP = ("sweep", "--target", "v6e", "--shape", f"{SHAPE}512", "--shape", f"{SHAPE}1024")
