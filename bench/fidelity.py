@@ -17,7 +17,9 @@ import argparse
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -324,7 +326,7 @@ class Fit(NamedTuple):
     kv_block_seconds: float
     noise_april: float
     noise: float
-    surprise: float = 0.0
+    surprise: float = math.nan
 
 
 def surprise(tables: Mapping[str, Ranked], x: Fit, start: Calibration) -> float:
@@ -334,25 +336,41 @@ def surprise(tables: Mapping[str, Ranked], x: Fit, start: Calibration) -> float:
     return sum(r.surprise(r.predict(calibration), noises[month]) for month, r in tables.items())
 
 
-def fit(tables: Mapping[str, Ranked], start: Calibration, *, core: bool) -> Fit:
-    """The copy latency, and with `core` the core's time a KV block, under which the winners are likeliest."""
+# Where a search for the likeliest constants starts, seconds.
+STARTS = {"copy_seconds": (0.25e-6, 0.6e-6), "noise_april": (1e-6,), "noise": (6e-6,)}
+CORE_STARTS = {"kv_block_seconds": (0.05e-6, 0.3e-6)}
 
-    def parts(y: np.ndarray) -> Fit:
-        copy, april, noise, *block = map(float, np.exp(y))
-        return Fit(copy, block[0] if core else 0.0, april, noise)
 
-    tried = [
+def fit(tables: Mapping[str, Ranked], start: Calibration, **fixed: float) -> Fit:
+    """The constants under which the winners are likeliest, but for those that are fixed."""
+    free = {name: tried for name, tried in {**STARTS, **CORE_STARTS}.items() if name not in fixed}
+
+    def parts(logs: np.ndarray) -> Fit:
+        return Fit(**dict(zip(free, map(float, np.exp(logs)), strict=True)), **fixed)
+
+    found = [
         minimize(
-            lambda y: surprise(tables, parts(y), start),
-            np.log([copy, 1e-6, 6e-6, *([block] if core else [])]),
+            lambda logs: surprise(tables, parts(logs), start),
+            np.log(first),
             method="Nelder-Mead",
             options={"maxiter": 4000, "xatol": 1e-3, "fatol": 1e-3},
         )
-        for copy in (0.25e-6, 0.6e-6)
-        for block in ((0.05e-6, 0.3e-6) if core else (0.0,))
+        for first in itertools.product(*free.values())
     ]
-    best = min(tried, key=lambda found: float(found.fun))
+    best = min(found, key=lambda one: float(one.fun))
     return parts(best.x)._replace(surprise=float(best.fun))
+
+
+def interval(tables: Mapping[str, Ranked], start: Calibration, best: Fit, name: str, **fixed: float) -> str:
+    """A constant and its 95% interval by the profile of the likelihood, in microseconds."""
+    scales = np.arange(0, 101) * 0.01e-6
+    near = [x for x in scales if abs(x - getattr(best, name)) < 0.3e-6]
+    inside = [
+        x
+        for x in near
+        if fit(tables, start, **fixed, **{name: x}).surprise < best.surprise + chi2.ppf(0.95, 1) / 2
+    ]
+    return f"{getattr(best, name) * 1e6:.2f} [{min(inside) * 1e6:.2f}, {max(inside) * 1e6:.2f}] us"
 
 
 def fitting_tables(target: str) -> dict[str, Ranked]:
@@ -382,29 +400,24 @@ def without(
 def report_fit(target: str) -> Calibration:
     """Fit on the fitting half; what the core's time a KV block gains on layouts left out decides on it."""
     start, tables = CALIBRATIONS[target], fitting_tables(target)
-    layouts = sorted({k.key[:6] for r in tables.values() for k in r.keys})
-    print(f"\n{target}: fitted to the fitting half, {len(layouts)} layouts, of {', '.join(tables)}")
-    best, nats = {}, {}
-    for core in (False, True):
-        folds = [without(tables, layout) for layout in layouts]
-        fits = [fit(kept, start, core=core) for kept, _ in folds]
-        nats[core] = sum(surprise(left, x, start) for (_, left), x in zip(folds, fits, strict=True))
-        best[core] = x = fit(tables, start, core=core)
+    folds = [
+        without(tables, layout) for layout in sorted({k.key[:6] for r in tables.values() for k in r.keys})
+    ]
+    print(f"\n{target}: fitted to the fitting half, {len(folds)} layouts, of {', '.join(tables)}")
+    found, left_out = [], []
+    for fixed in ({"kv_block_seconds": 0.0}, {}):
+        best = fit(tables, start, **fixed)
+        found.append(best)
+        left_out.append(sum(surprise(left, fit(kept, start, **fixed), start) for kept, left in folds))
+        named = {"copy": "copy_seconds", **({} if fixed else {"core a KV block": "kv_block_seconds"})}
+        said = (f"{word} {interval(tables, start, best, name, **fixed)}" for word, name in named.items())
         print(
-            f"  copy {_with_error(x.copy_seconds, [f.copy_seconds for f in fits])}, core a KV block "
-            f"{_with_error(x.kv_block_seconds, [f.kv_block_seconds for f in fits])}; noise "
-            f"{x.noise_april * 1e6:.1f} us (April), {x.noise * 1e6:.1f} us; {x.surprise:.1f} nats, "
-            f"{nats[core]:.1f} on layouts left out"
+            f"  {', '.join(said)}; noise {best.noise_april * 1e6:.1f} us (April), {best.noise * 1e6:.1f} us; "
+            f"{best.surprise:.1f} nats, {left_out[-1]:.1f} on layouts left out"
         )
-    print(f"  the core's time a KV block gains {nats[False] - nats[True]:.1f} nats on layouts left out")
-    x = best[nats[False] - nats[True] > 2]
+    print(f"  the core's time a KV block gains {left_out[0] - left_out[1]:.1f} nats on layouts left out")
+    x = found[left_out[0] - left_out[1] > 2]
     return dataclasses.replace(start, copy_seconds=x.copy_seconds, kv_block_seconds=x.kv_block_seconds)
-
-
-def _with_error(value: float, left_out: list[float]) -> str:
-    """A value with twice its standard error, by the jackknife over layouts; in microseconds."""
-    n = len(left_out)
-    return f"{value * 1e6:.2f} +- {2e6 * float(np.sqrt(n - 1) * np.std(left_out)):.2f} us"
 
 
 # The report.
