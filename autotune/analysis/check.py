@@ -31,6 +31,7 @@ KINDS = {
     "untileable": "keys with heads that the kernel never has in one block",
     "repeated": "keys written more than once, with one value",
     "above-call": "values above what their call has, which a look-up cuts down",
+    "edge": "page sizes whose values all have the most pages that the table has: larger ones were not tried",
     "does-not-compile": "entries that do not compile",
     "slow": "entries slower than the best candidate, by the rows",
 }
@@ -91,6 +92,7 @@ def static_findings(table: Table) -> Iterator[Finding]:
         yield Finding(kind="empty", device=None, message="the table has no device, and so no row")
     for device, rows in table.devices.items():
         yield from _device_findings(table, device)
+        yield from _edges(table, device)
         rounded = Counter(simple for key in rows if (simple := _simplified(table, key)) != key)
         for key, blocks in rows.items():
             yield from _row_findings(table, device, key, blocks, rounded)
@@ -139,6 +141,33 @@ def _device_findings(table: Table, device: str) -> Iterator[Finding]:
             f"kernels compile differently, and one of them gets {len(rows)} rows not tuned for it",
             detail={"generations": list(owners), "rows": len(rows)},
         )
+
+
+# Of a page size: fewer keys than this say nothing of its grid, and a grid to this many pages is not small.
+LEAST_KEYS, SMALL_GRID = 4, 16
+
+
+def _edges(table: Table, device: str) -> Iterator[Finding]:
+    """Page sizes at which longer calls all have the most pages in a block that any value has.
+
+    In JAX's table of April 2025 such keys had 32 to 128 pages, and the best of up to 16 is by the model up to
+    69% slower: docs/model.md.
+    """
+    by_page: dict[int, list[tuple[int, int]]] = {}
+    for key, blocks in table.devices[device].items():
+        dimensions = table.dialect.dimensions(key)
+        if dimensions["page_size"] > 0 and (pages := _pages(dimensions)):
+            by_page.setdefault(dimensions["page_size"], []).append((pages, blocks.num_kv_pages_per_blk))
+    for page, lines in sorted(by_page.items()):
+        most = max(value for _, value in lines)
+        longer = [value for pages, value in lines if pages > most]
+        if most <= SMALL_GRID and len(longer) >= LEAST_KEYS and set(longer) == {most}:
+            yield Finding(
+                kind="edge",
+                device=device,
+                message=f"page size {page}: all {len(longer)} keys of more than {most} pages have {most}",
+                detail={"page_size": page, "keys": len(longer), "num_kv_pages_per_blk": most},
+            )
 
 
 def _simplified(table: Table, key: Key) -> Key | None:

@@ -192,6 +192,18 @@ def test_programs_are_those_of_reachable_rows_cut_to_their_calls():
     assert [(p.blocks, len(keys)) for p, keys in programs.items()] == [((16, 32), 2)]
 
 
+def test_a_grid_that_is_too_small_is_told() -> None:
+    """Of longer calls, all have the most pages that there are; a single smaller one shows a choice."""
+    lengths = [512 << n for n in range(4)]
+    rows = {KEY._replace(page_size=16, max_model_len=n): BlockSizes(16, 32) for n in lengths}
+    [found] = [f for f in check.static_findings(jax_table(rows)) if f.kind == "edge"]
+    assert found.message == "page size 16: all 4 keys of more than 16 pages have 16"
+    chosen = {**rows, KEY._replace(page_size=16, max_model_len=8192): BlockSizes(8, 32)}
+    assert kinds(jax_table(chosen))["edge"] == 0
+    few = dict(list(rows.items())[1:])
+    assert kinds(jax_table(few))["edge"] == 0
+
+
 def test_samples_are_spread_evenly():
     assert check.sample(list("abcdefghij"), 5) == list("acegi")
     assert check.sample(list("ab"), 5) == list("ab")
