@@ -5,15 +5,17 @@ best candidate of that workload: 1.00 is the best there is. Candidates whose int
 are a tie; a tie goes to the incumbent, then to the least VMEM, then to the smaller pair.
 
 Only like is compared with like. A comparison is of one source, one set of tools, one clock and one set of
-workloads; its candidates are those that are ok on all of these, and failed on none. Of a key's comparisons
-one decides:
+workloads; its candidates are those that are ok on all of these. One that the compiler refused, or that gave
+a wrong result, is in none. A timeout or a crash is the machine's: it counts on a workload that the others
+were timed on as well, not on one that few were. Of a key's comparisons one decides:
 
 1. The most trusted source counts, measured before modelled, if it tried two candidates: one alone wins
    against nothing. Tried are those that are ok, and those that lost: that do not fit, are refused by the
    compiler, or give a wrong result. A pair that failed by the clock does not win by the model of its tools.
 2. Of its comparisons the widest is that of the most candidates, then of the most workloads, then the newest.
-3. A narrower one takes its place only if the widest's winner was tried in it: the one of the most workloads,
-   then the newest. So a later row of another candidate, workload or version cannot drop what was the best.
+3. A narrower one takes its place only if all that are within 5% of the widest's best were tried in it: the
+   one of the most workloads, then the newest. So a later row of another candidate, workload or version cannot
+   drop what was the best.
 """
 
 from __future__ import annotations
@@ -56,14 +58,16 @@ _FOUND = (
 _PREFERENCE = {MEASURED: 0, MODELLED: 1, INTERPRETED: 2}
 # A candidate with one of these was tried and lost; other failures are the machine's, or of no call at all.
 _LOST = ("vmem_oom", "smem_oom", "compile_error", "wrong_result")
+# What may go otherwise the next time.
+_TRANSIENT = ("timeout", "crashed")
+# A narrower comparison says nothing of the best unless all that came this near to it were tried again.
+_NEAR = 1.05
 # Modelled latencies have no noise; they tie when they are equal but for rounding.
 _ROUNDING = 1e-9
 # A noisy wall clock's interval may reach below zero; a latency does not.
 _LEAST_US = 1e-6
 # Runs of one set of tools: by each clock, and by one that this version does not know.
 _PER_TOOLS = len(CLOCKS) + 1
-# Sets of workloads that are looked at in one run, beside the candidates' own.
-_MOST_SETS = 128
 
 READ_COLUMNS = [
     *("target", "status", "latency_us", "latency_low_us", "latency_high_us", "vmem_used_bytes"),
@@ -76,8 +80,8 @@ class _Rows(NamedTuple):
     pandas' types costs seconds.
 
     pair: of an entry and its block sizes. tools: of an entry and TOOLS. run: of tools and a clock. alive: ok,
-    of a pair that failed nowhere in its tools. lost: see _LOST. trust, newest: by tools; entry_of: an entry's
-    number by tools.
+    of a pair that no failure of its tools counts against. lost: see _LOST. trust, newest: by tools. entry_of:
+    an entry's number by tools.
     """
 
     entry: Codes
@@ -189,9 +193,13 @@ def _coded(frame: pd.DataFrame) -> _Rows:
     trust = np.array(frame["source"].iloc[first].map(_PREFERENCE).tolist(), np.int64)
     newest = np.full(len(first), np.iinfo(np.int64).min)
     np.maximum.at(newest, tools, frame["time"].to_numpy("datetime64[us]").view(np.int64))
+    workload = _dense(codes(frame, ["workload_fingerprint"]))
     line = _together(tools, pair)
     out = np.zeros(line.max(initial=-1) + 1, bool)
-    out[line[~ok]] = True
+    transient = ~ok & frame["status"].isin(_TRANSIENT).to_numpy(bool)
+    out[line[~ok & ~transient]] = True
+    if transient.any():
+        out[line[_counting(line, _together(tools, workload), ok, transient)]] = True
     alive = ok & ~out[line]
     modelled = trust[tools] == _PREFERENCE[MODELLED]
     if (refuted := (trust[tools] == _PREFERENCE[MEASURED]) & ~ok).any():
@@ -209,7 +217,7 @@ def _coded(frame: pd.DataFrame) -> _Rows:
         pair,
         tools,
         tools * _PER_TOOLS + clock,
-        _dense(codes(frame, ["workload_fingerprint"])),
+        workload,
         latency,
         ok,
         alive,
@@ -218,6 +226,21 @@ def _coded(frame: pd.DataFrame) -> _Rows:
         newest,
         entry[first],
     )
+
+
+def _counting(line: Codes, cell: Codes, ok: Flags, transient: Flags) -> Codes:
+    """The rows of transient failures that count: as many others are ok on their workload as on any other that
+    the candidate is ok on.
+
+    line: of tools and a pair. cell: of tools and a workload.
+    """
+    distinct = np.unique(np.stack([cell[ok], line[ok]]), axis=1)
+    others = np.bincount(distinct[0], minlength=cell.max(initial=-1) + 1)
+    most = np.zeros(line.max(initial=-1) + 1, np.int64)
+    np.maximum.at(most, distinct[1], others[distinct[0]] - 1)
+    [failed] = np.nonzero(transient)
+    counting: Codes = failed[others[cell[failed]] >= most[line[failed]]]
+    return counting
 
 
 def _comparisons(rows: _Rows) -> _Comparisons:
@@ -251,7 +274,7 @@ def _comparisons(rows: _Rows) -> _Comparisons:
         for at in part.tolist():
             row = alive[at]
             by_pair.setdefault(int(pair[at]), {})[int(rows.workload[row])] = float(rows.latency[row])
-        for batch in _closed({frozenset(own) for own in by_pair.values()}):
+        for batch in _sets({frozenset(own) for own in by_pair.values()}):
             inside = {p: own for p, own in by_pair.items() if batch <= own.keys()}
             logs = [np.mean(np.log([own[w] for w in sorted(batch)])) for own in inside.values()]
             parts.append((np.full(len(inside), count), np.array([*inside]), np.array(logs)))
@@ -266,14 +289,11 @@ def _comparisons(rows: _Rows) -> _Comparisons:
     )
 
 
-def _closed(sets: Collection[frozenset[int]]) -> list[frozenset[int]]:
-    """The sets and what some of them have in common: of each, no larger one has the same candidates."""
-    found = set(sets)
-    for one in sorted(sets, key=sorted):
-        if len(found) > len(sets) + _MOST_SETS:
-            break
-        found |= {one & other for other in found}
-    return sorted(found - {frozenset()}, key=sorted)
+def _sets(own: Collection[frozenset[int]]) -> list[frozenset[int]]:
+    """The sets of workloads to compare on: each candidate's own; and of each workload, those that all
+    candidates with it have. The comparison of the most candidates, then of the most workloads, is on one of these."""
+    common = [frozenset.intersection(*(s for s in own if one in s)) for one in frozenset().union(*own)]
+    return sorted({*own, *common}, key=sorted)
 
 
 def _decisive(rows: _Rows, found: _Comparisons) -> Codes:
@@ -297,18 +317,15 @@ def _decisive(rows: _Rows, found: _Comparisons) -> Codes:
     source = first([(tried < 2).astype(np.int64), trust, *ties], np.ones(len(tools), bool))
     among = trust == trust[source[entry]]
     widest = first([-found.candidates, -found.workloads, *ties], among)
-    best = np.full(entries, -1)
-    order = np.lexsort([found.pair, found.mean, found.of])
-    at, where = np.unique(found.of[order], return_index=True)
-    has_one = widest >= 0
-    winner_of = np.full(len(tools), -1)
-    winner_of[at] = found.pair[order][where]
-    best[has_one] = winner_of[widest[has_one]]
-    holds = np.zeros(len(tools), bool)
-    holds[found.of[found.pair == best[entry[found.of]]]] = True
-    lost_there = np.zeros(len(rows.trust), bool)
-    lost_there[lost_pairs[0][lost_pairs[1] == best[rows.entry_of[lost_pairs[0]]]]] = True
-    among &= ((holds | lost_there[tools]) & (tried >= 2)) | (np.arange(len(tools)) == widest[entry])
+    lowest = np.full(len(tools), np.inf)
+    np.minimum.at(lowest, found.of, found.mean)
+    near = (found.of == widest[entry[found.of]]) & (found.mean <= lowest[found.of] + np.log(_NEAR))
+    leads = np.zeros(rows.pair.max(initial=-1) + 1, bool)
+    leads[found.pair[near]] = True
+    leaders = np.bincount(entry[found.of[near]], minlength=entries)
+    again = np.bincount(found.of, leads[found.pair], len(tools))
+    again += np.bincount(lost_pairs[0], leads[lost_pairs[1]], len(rows.trust))[tools]
+    among &= ((again >= leaders[entry]) & (tried >= 2)) | (np.arange(len(tools)) == widest[entry])
     return first([-found.workloads, -newest, tools, -found.candidates, *ties], among)
 
 

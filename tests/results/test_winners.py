@@ -155,6 +155,55 @@ def test_newer_tools_take_over_once_the_best_of_the_older_was_tried_again() -> N
     assert winner([*rows, *again, broken]) == (1, 32), "what the machine did is no defeat"
 
 
+@pytest.mark.parametrize("status", ["timeout", "crashed"])
+def test_a_later_crash_on_another_workload_does_not_drop_the_best(status: str) -> None:
+    rows = [row for n in (1, 2, 4, 8) for row in timed(n, 32, mixed=float(n), decode=float(n))]
+    later = [make_row(1, 32, workload="chat", status=status, minute=5)]
+    later += [make_row(8, 32, workload="chat", latency_us=1.0, minute=5)]
+    assert winner(rows + later) == (1, 32), "one other was tried there"
+    later += [make_row(n, 32, workload="chat", latency_us=float(n), minute=5) for n in (2, 4)]
+    assert winner(rows + later) == (2, 32), "all others were, and only it failed"
+
+
+def test_a_workload_that_fails_for_all_drops_none() -> None:
+    rows = [row for n in (1, 2, 4) for row in timed(n, 32, mixed=float(n))]
+    rows += [make_row(n, 32, workload="chat", status="timeout") for n in (1, 2, 4)]
+    assert winner(rows) == (1, 32)
+
+
+def test_a_narrower_comparison_decides_only_with_all_that_were_near_the_best() -> None:
+    """Five candidates within a few percent: a later workload on which one or two of them were tried."""
+    us = {1: 1.00, 2: 1.01, 4: 1.03, 8: 1.04, 16: 2.0}
+    rows = [row for n, value in us.items() for row in timed(n, 32, mixed=value)]
+    both = rows + timed(1, 32, chat=9.0) + timed(2, 32, chat=1.0)
+    assert winner(both) == (1, 32)
+    scored = winners.scores(frame_of(both))
+    assert set(scored["compared"]) == {5}
+    all_near = both + timed(4, 32, chat=9.0) + timed(8, 32, chat=9.0)
+    assert winner(all_near) == (2, 32), "all near the best were tried on it"
+    newer = [
+        make_row(n, 32, workload="mixed", latency_us=u, minute=9, tools=NEWER) for n, u in ((1, 2), (2, 1))
+    ]
+    assert winner(rows + newer) == (1, 32)
+
+
+def test_many_sets_of_workloads_do_not_hide_the_widest() -> None:
+    """Every pair lacks two of eight workloads, all others their own two: more sets than can be listed."""
+    names = ["w" * (1 + n) for n in range(8)]
+    lacking = list(itertools.combinations(names, 2))
+    rows = [
+        make_row(1 + n, 32, workload=name, latency_us=1.0 + 0.001 * n)
+        for n, without in enumerate(lacking)
+        for name in names
+        if name not in without
+    ]
+    rows += [make_row(64, 64, workload=name, latency_us=0.999) for name in names]
+    most = len(lacking) - len([pair for pair in lacking if names[0] in pair]) + 1
+    scored = winners.scores(frame_of(rows))
+    assert scored["compared"].iloc[0] == most
+    assert winner(rows) == (64, 64)
+
+
 def test_a_clock_has_the_last_word_on_what_it_compared() -> None:
     rows = [make_row(pages, 32, latency_us=float(pages)) for pages in (1, 2, 4, 8)]
     clock = [make_row(pages, 32, latency_us=float(us), source="measured") for pages, us in ((8, 5), (4, 6))]
