@@ -291,7 +291,7 @@ def _comparisons(rows: _Rows) -> _Comparisons:
 
 def _sets(own: Collection[frozenset[int]]) -> list[frozenset[int]]:
     """The sets of workloads to compare on: each candidate's own; and of each workload, those that all
-    candidates with it have. The comparison of the most candidates, then of the most workloads, is on one of these."""
+    candidates with it have. The comparison of the most candidates, then workloads, is on one of these."""
     common = [frozenset.intersection(*(s for s in own if one in s)) for one in frozenset().union(*own)]
     return sorted({*own, *common}, key=sorted)
 
