@@ -210,7 +210,31 @@ def together(parts: Iterable[pa.Table], wanted: pa.Schema) -> pa.Table:
             "them"
         ) from None
     # In one piece: taking rows out of many is slow.
-    return table.select([*wanted.names, *beyond]).unify_dictionaries().combine_chunks()
+    return _takeable(table.select([*wanted.names, *beyond]), beyond).unify_dictionaries().combine_chunks()
+
+
+def _takeable(table: pa.Table, beyond: Sequence[str]) -> pa.Table:
+    """The table with views, of which Arrow cannot take rows, as what they view.
+
+    Raises:
+      UsageError: a column is of a type that no row can be taken of.
+    """
+    import pyarrow as pa
+
+    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+    for name in beyond:
+        column = table[name]
+        try:
+            if column.type in plain:
+                number = table.column_names.index(name)
+                table = table.set_column(number, name, column.cast(plain[column.type]))
+            table[name].slice(0, 1).take([0] if table.num_rows else [])
+        except pa.ArrowNotImplementedError:
+            raise UsageError(
+                f"the column {printable(name)!r}, which this autotune does not know, is of the type "
+                f"{column.type}, of which no row can be taken: use the version that wrote it"
+            ) from None
+    return table
 
 
 def read(

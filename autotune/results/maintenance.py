@@ -58,7 +58,7 @@ def _plain(table: pa.Table) -> pa.Table:
             if isinstance(lists, pa.ChunkedArray):
                 lists = lists.chunk(0) if lists.num_chunks else pa.array([], field.type)
             text = pc.binary_join(pc.cast(lists, pa.list_(pa.string())), " ")
-        elif pa.types.is_nested(field.type) or isinstance(field.type, pa.BaseExtensionType):
+        elif not _ranked(field.type):
             text = pa.array(
                 [None if value is None else repr(value) for value in column.to_pylist()], pa.string()
             )
@@ -66,6 +66,15 @@ def _plain(table: pa.Table) -> pa.Table:
             continue
         table = table.set_column(number, field.name, text)
     return table
+
+
+def _ranked(kind: pa.DataType) -> bool:
+    """Whether Arrow can sort values of a type that this version does not know."""
+    import pyarrow as pa
+
+    if pa.types.is_float16(kind) or pa.types.is_null(kind) or isinstance(kind, pa.BaseExtensionType):
+        return False
+    return pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def _together(parts: Iterable[pa.Table]) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import re
 import subprocess
 import threading
 import uuid
@@ -364,6 +365,37 @@ def test_columns_of_a_later_version_are_carried_along(run: Callable[..., Result]
     with (tmp_path / "x.csv").open(newline="") as file:
         [row] = [row for row in csv.DictReader(file) if row["word"]]
     assert (row["number"], row["list"], row["other"]) == ("1", "[null, 1.5]", "")
+
+
+ODD: dict[str, pa.Array] = {
+    "null": pa.array([None]),
+    "float16": pa.array([1.5], pa.float16()),
+    "string_view": pa.array(["a"], pa.string_view()),
+    "binary_view": pa.array([b"a"], pa.binary_view()),
+    "list of views": pa.array([["a"]], pa.list_(pa.string_view())),
+    "list_view": pa.array([[1]], pa.list_view(pa.int64())),
+    "duration": pa.array([datetime.timedelta(1)]),
+    "dictionary": pa.array(["a"]).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("values", ODD.values(), ids=ODD)
+def test_a_later_column_of_any_type_is_kept_or_refused_in_a_line(tmp_path: Path, values: pa.Array) -> None:
+    for name, pages in (("1", 4), ("2", 8)):
+        put(tmp_path / "a", name, make_row(pages), later=values)
+    before = content(tmp_path / "a")
+    try:
+        assert maintenance.merge([tmp_path / "a"], tmp_path / "b").rows == 2
+        assert maintenance.compact(tmp_path / "a").rows == 2
+        for form in maintenance.FORMATS:
+            assert maintenance.exported(tmp_path / "a", form)
+    except UsageError as error:
+        assert re.search(r"the column 'later'.* use the version that wrote", str(error))
+        assert content(tmp_path / "a") == before
+        return
+    for folder in ("a", "b"):
+        tables = [pq.ParquetFile(path).read() for path in (tmp_path / folder).iterdir()]
+        assert [v for t in tables for v in t["later"].to_pylist()] == values.to_pylist() * 2
 
 
 def test_rows_that_differ_in_a_later_column_alone_are_both_kept(tmp_path: Path) -> None:
