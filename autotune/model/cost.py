@@ -1,8 +1,8 @@
 """Predicted latency of a candidate on a batch: the compiler's schedule, the kernel's loops, and HBM.
 
 This is a model, not a measurement: rows made from it say `modelled`. It knows the schedule exactly and the
-loop counts exactly. What it adds is how two buffers hide, or do not hide, the copies from HBM; docs/model.md
-has the equations and how well they rank.
+loop counts exactly. What it adds is how two buffers hide, or do not hide, the copies from HBM;
+docs/dev/model.md has the equations and how well they rank.
 """
 
 from __future__ import annotations

@@ -28,6 +28,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> Any:
     client = nbclient.NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
     )
+    # Sockets of the file system: another process may take a port before the kernel does.
+    manager = client.create_kernel_manager()
+    manager.transport, manager.ip = "ipc", str(folder / "kernel")
     client.execute(env=environment)
     return notebook, folder
 
