@@ -49,9 +49,14 @@ def require_replaceable(path: Path, own: Own, force: bool) -> None:
     file = Path(os.path.realpath(path))
     if file.is_symlink():
         raise UsageError(f"{where} is a link that leads back to itself: name another file")
+    results = any(file.parent.glob("rows-*.parquet")) or any(file.parent.glob(".sweep-*.json"))
+    if file.match("rows-*.parquet") and not results:
+        raise UsageError(
+            f"{where} is what a sweep calls its rows: name a file that does not begin with rows-"
+        )
     if force or not (file.is_file() or not file.exists()):  # a folder is refused when it is written
         return
-    if any(file.parent.glob("rows-*.parquet")) or any(file.parent.glob(".sweep-*.json")):
+    if results:
         raise UsageError(
             f"{where} is in a results folder, which holds rows alone: name a file elsewhere, or add --force"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,7 +22,7 @@ _PUBLISHED = "experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_siz
 COMMITTED = Path(__file__).parent
 
 
-def load(name: str | Path, lookup: str | None = None) -> Table:
+def load(name: str | os.PathLike[str], lookup: str | None = None) -> Table:
     """The table that a name stands for.
 
     lookup: the name of the look-up that asks for its keys, see `rules`; by default its own, where that is
@@ -33,10 +34,13 @@ def load(name: str | Path, lookup: str | None = None) -> Table:
     folder, whatever it is called.
 
     Raises:
+      TypeError: name is neither text nor a path.
       UsageError: nothing is known by this name, the file is no table, or there is no such look-up of its
         dialect; one line.
     """
-    table = _named(name) if isinstance(name, str) else _of_path(name)
+    if not isinstance(name, str | os.PathLike):
+        raise TypeError(f"a table is named by a string or a path, not by {name!r}")
+    table = _named(name) if isinstance(name, str) else _of_path(Path(name))
     if table is None:
         raise UsageError(f"table {str(name)!r} does not exist: use the path of a table or a results folder")
     if lookup is not None:

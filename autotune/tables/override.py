@@ -16,9 +16,9 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,8 +40,8 @@ class _Choice:
     target: str | None
 
 
-# Which table the innermost `use` block of this task, or of this thread, is of; None outside of blocks.
-_mine = contextvars.ContextVar[_Choice | None]("autotune.tables.use", default=None)
+# The `use` blocks of this task, or of this thread, the innermost last.
+_mine = contextvars.ContextVar[tuple[_Choice, ...]]("autotune.tables.use", default=())
 # The same, as jax.jit sees it: of this thread. Outside of blocks, that of the process.
 _in_force = jax.make_user_context(None)
 
@@ -75,8 +75,9 @@ def _block_sizes(*args: Any, **kwargs: Any) -> tuple[int, int]:
     return _look_up(choice, kind).blocks(*args, **kwargs)
 
 
-def _put(choice: _Choice | None) -> None:
-    """Has jax.jit see a choice in this thread; None for that of the process."""
+def _put(blocks: tuple[_Choice, ...]) -> None:
+    """Has jax.jit see the innermost block's choice in this thread; without a block, that of the process."""
+    choice = blocks[-1] if blocks else None
     if choice is _thread.choice:
         return
     if _thread.outside is not None:
@@ -93,7 +94,7 @@ _run_step = asyncio.Handle._run
 
 def _run_in_step(handle: asyncio.Handle) -> None:
     """Stands in for what runs each step of asyncio's event loops: in the table of the step's own task."""
-    _put(handle._context.get(_mine))  # type: ignore[attr-defined]
+    _put(handle._context.get(_mine, ()))  # type: ignore[attr-defined]
     try:
         _run_step(handle)
     finally:
@@ -121,7 +122,7 @@ def _restore() -> None:
         _own = None
 
 
-def _checked(table: Table | str | Path, target: str | None) -> _Choice:
+def _checked(table: Table | str | os.PathLike[str], target: str | None) -> _Choice:
     if not isinstance(table, Table):
         table = load(table)
     if table.dialect is not JAX:
@@ -134,7 +135,7 @@ def _checked(table: Table | str | Path, target: str | None) -> _Choice:
 
 
 @contextlib.contextmanager
-def use(table: Table | str | Path, target: str | None = None) -> Iterator[Table]:
+def use(table: Table | str | os.PathLike[str], target: str | None = None) -> Iterator[Table]:
     """JAX's kernel looks its block sizes up in this table until the block is left: in this thread, and of
     the tasks of an event loop in this one and those that it starts meanwhile.
 
@@ -153,19 +154,19 @@ def use(table: Table | str | Path, target: str | None = None) -> Iterator[Table]
     choice = _checked(table, target)
     with _lock:
         _replace()
-    token = _mine.set(choice)
-    _put(choice)
+    _mine.set((*_mine.get(), choice))
+    _put(_mine.get())
     try:
         yield choice.table
     finally:
-        with contextlib.suppress(ValueError):  # closed by another task, such as the one that collects garbage
-            _mine.reset(token)
+        # Blocks may be left in another order, or by another task, such as the one that collects garbage.
+        _mine.set(tuple(other for other in _mine.get() if other is not choice))
         _put(_mine.get())
         with _lock:
             _restore()
 
 
-def install(table: Table | str | Path | None, target: str | None = None) -> Table | None:
+def install(table: Table | str | os.PathLike[str] | None, target: str | None = None) -> Table | None:
     """JAX's kernel looks its block sizes up in this table in every thread of the process, from now on.
 
     table, target: as `use` takes them; the table is returned. A table that was installed before is replaced;

@@ -18,9 +18,10 @@ from autotune.tables.table import Table
 
 # What is said of the values, which is replaced with them: assignments, and the middle of the docstring.
 _STATED = (PROVENANCE_NAME, SOURCE_NAME, "MODELLED", LIMIT_NAME)
+# Its mark is missing in the headers of version 0.1.
 _NOTE = re.compile(
-    r'(?<=TPU\.\n\n)(?:(?!""").)*?(?=\n\nWritten by tpu-autotune; stands in for\n)'
-    r'|(?<=TPU\.\r\n\r\n)(?:(?!""").)*?(?=\r\n\r\nWritten by tpu-autotune; stands in for\r\n)',
+    r'(?:(?<=TPU\.\n\n)|(?<=TPU\.\r\n\r\n))(?P<said>(?:(?!""").)*?)\r?\n\r?\n'
+    r"Written by tpu-autotune(?: \((?P<mark>[0-9a-f]{8})\))?(?=; stands in for\r?\n)",
     re.DOTALL,
 )
 _TITLE = re.compile(r'\A"""(?:Tuned block sizes for ragged paged|Block sizes of JAX\'s) .*"""')
@@ -78,7 +79,15 @@ def _beside_table(data: bytes) -> str:
         if name in (TABLE_NAME, *_STATED)
     ]
     rest = _edited(data, edits).decode("utf-8-sig").replace("\r\n", "\n")
-    return _TITLE.sub("", _NOTE.sub("", rest, count=1))
+    note = _NOTE.search(rest)
+    if note and not _added_to(note):
+        rest = rest[: note.start()] + rest[note.end() :]
+    return _TITLE.sub("", rest)
+
+
+def _added_to(note: re.Match[str]) -> bool:
+    """Whether a header's lines are not those that autotune wrote."""
+    return note["mark"] not in (None, jax_module.header_mark(note["said"].replace("\r\n", "\n")))
 
 
 def _comments(text: str) -> str:
@@ -139,6 +148,11 @@ def _stated(source: _Source, other: _Source, refused: str) -> Iterator[_Edit]:
     text = source.data.decode()
     note, instead = _NOTE.search(text), _NOTE.search(other.data.decode())
     if note and instead:
+        if _added_to(note):
+            raise UsageError(
+                f"{refused}: lines of its header, above 'Written by', were changed by hand: put them below "
+                "the docstring as comments, and the header as it was"
+            )
         start, end = (len(text[:at].encode()) for at in note.span())
         yield _Edit(start, end, instead[0].replace("\n", source.newline))
         text = text[: note.start()] + text[note.end() :]

@@ -154,6 +154,11 @@ with use(other):
     loop.close()
     left.close()  # in another context than it was begun in
     said["a block that another task closed"] = pair()[0]
+first, second = use(mine), use(other)
+first.__enter__(); second.__enter__()
+first.__exit__(None, None, None)
+said["the outer block is left first"] = pair()[0]
+second.__exit__(None, None, None)
 said["nothing is left behind"] = [pair()[0], kernel.get_tuned_block_sizes is own]
 print(json.dumps(said))
 """
@@ -209,6 +214,7 @@ def test_jaxs_kernel_takes_the_pair_of_the_table_in_force(tmp_path):
         "tasks in a block": [4, 32],
         "after tasks in a block": [4, 32],
         "a block that another task closed": [2, 128],
+        "the outer block is left first": [2, 128],
         "nothing is left behind": [published, True],
     }
 
@@ -220,6 +226,26 @@ def test_a_path_is_a_table_too(tmp_path):
         assert entered.generations() == ["v5e"]
     with pytest.raises(UsageError, match=r"'nothing\.py' does not exist"), use(Path("nothing.py")):
         pass
+
+
+@pytest.mark.parametrize("table", [b"v6e", None, 3])
+def test_what_names_no_table_is_said_in_pythons_words(table):
+    from autotune.tables import load, use
+
+    for call in (load, use):
+        with pytest.raises(TypeError, match=r"^a table is named by a string or a path, not by "), call(table):
+            pass
+
+
+def test_any_path_is_a_table(tmp_path):
+    from autotune.tables import load
+    from autotune.tables.load import committed_path
+
+    class Named:
+        def __fspath__(self):
+            return str(committed_path("v6e"))
+
+    assert load(Named()).devices == load("v6e").devices
 
 
 def test_tables_that_jaxs_kernel_cannot_use():

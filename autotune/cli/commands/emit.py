@@ -164,8 +164,11 @@ def _holds_more(output: Path, base: str) -> bool:
 
 def _compare(path: Path, content: bytes) -> None:
     """Says whether a file is what would be written, and leaves with 1 if it is not."""
+    if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
+        raise UsageError(f"{str(path)!r} is no file: name the file to compare with")
     try:
-        same = path.read_bytes() == content
+        with path.open("rb") as file:
+            same = file.read(len(content) + 1) == content
     except FileNotFoundError:
         same = False
     except OSError as error:
