@@ -35,6 +35,7 @@ _NEEDED = {
     *("schema_version", "target", "source", "q_dtype", "kv_dtype", "status", "time", "workload"),
     *("workload_fingerprint", "jax", "jaxlib", "kernel_fingerprint", "device_kind"),
 }
+_TEXTS = {*_NEEDED - {"schema_version", "time"}, "libtpu", "model", "host", "autotune"}
 # What only a timing has, and what the compiled program says of itself: all of them, or none.
 _TIMING = ("timer", "samples_us", "latency_low_us", "latency_high_us")
 _PROGRAM = ("cycles", "vmem_used_bytes", "smem_used_bytes")
@@ -44,7 +45,7 @@ _POWERS = (*TableKey._fields[2:4], *TableKey._fields[5:])
 JUDGED_BY = (
     *("target", "source", "status", "device_kind", "model", "latency_us", "chip"),
     *(*_TIMING, *_PROGRAM, *_OVERFLOW, *TableKey._fields, *BlockSizes._fields),
-    *("num_q_heads", "num_kv_heads", "pages_per_seq"),
+    *("num_q_heads", "num_kv_heads", "pages_per_seq", "vmem_limit_bytes"),
 )
 # Column: (least, most, whether a row may lack it).
 _COUNT = (1, MOST, False)
@@ -98,6 +99,8 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
         column = table[name]
         if name in _NEEDED and column.null_count:
             return f"a row without {name}"
+        if name in _TEXTS and "" in pc.unique(column).to_pylist():
+            return f"a row with an empty {name}"
         if name in _WORDS:
             for value in pc.unique(column).to_pylist():
                 if value not in _WORDS[name]:
@@ -128,6 +131,10 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
         for status in pc.unique(table["status"].filter(pc.is_valid(table["latency_us"]))).to_pylist():
             if status != "ok":
                 return f"a row with status={_short(status)} and a latency_us"
+    if {"status", "error"} <= set(table.column_names):
+        failed = pc.unique(table["status"].filter(pc.is_valid(table["error"]))).to_pylist()
+        if "ok" in failed:
+            return "a row with status=ok and an error"
     if set(JUDGED_BY) <= set(table.column_names):
         rows = _Rows(table)
         for rules in (_of_sources, _of_programs, _of_calls, _of_timings):
@@ -185,6 +192,12 @@ class _Rows:
 
         return pc.fill_null(self.table[name], 0).to_numpy()
 
+    def innermost(self) -> Any:
+        """Cycles of the innermost loop, -1 where a row has none."""
+        import pyarrow.compute as pc
+
+        return pc.fill_null(pc.list_element(self.table["cycles"], LOOP_DEPTHS - 1), -1).to_numpy()
+
 
 Rules = Iterator[tuple[Flags, str]]
 
@@ -218,6 +231,13 @@ def _of_programs(rows: _Rows) -> Rules:
     yield np.any(whole, axis=0) & ~np.all(whole, axis=0), f"a row with some of {', '.join(_PROGRAM)} only"
     yield rows.modelled & rows.ok & ~whole[0], "a modelled row that is ok without cycles"
     compiled = rows.ok | rows.of("status", ["smem_oom"]) | ~rows.known
+    if whole[0].any():
+        yield rows.innermost() == 0, "a row whose KV block takes no cycle"
+    limits = rows.number("vmem_limit_bytes")
+    yield (
+        rows.ok & (limits > 0) & (rows.number("vmem_used_bytes") > limits),
+        "a row that is ok with more VMEM than its own limit",
+    )
     yield rows.modelled & ~compiled & whole[0], "a row of a program that did not compile, with cycles"
     needed, limit = (rows.has(name) for name in _OVERFLOW)
     yield needed != limit, f"a row with one of {' and '.join(_OVERFLOW)} only"
@@ -260,7 +280,6 @@ def _of_timings(rows: _Rows) -> Rules:
         return
     low, middle, high = (rows.number(f"latency{end}_us")[timed] for end in ("_low", "", "_high"))
     yield (low > middle) | (middle > high), "a row whose latency_us is not within its interval"
-    yield (low < 0) & ~rows.of("timer", [WALL_CLOCK])[timed], "a row of a device's clock below zero"
     samples = rows.table["samples_us"].filter(timed)
     count = pc.list_value_length(samples).to_numpy()
     yield count == 0, "a timed row without a sample"
@@ -269,6 +288,8 @@ def _of_timings(rows: _Rows) -> Rules:
     values = values[np.lexsort((values, row))]
     start = np.cumsum(count) - count
     found = (values[start + (count - 1) // 2] + values[start + count // 2]) / 2
+    device = ~rows.of("timer", [WALL_CLOCK])[timed]
+    yield device & (values[start] <= 0), "a device's clock with a sample that is not above zero"
     yield (
         ~np.isclose(middle, found, rtol=1e-9, atol=1e-9),
         "a row whose latency_us is not the median of its samples",

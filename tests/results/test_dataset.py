@@ -199,6 +199,13 @@ BAD_ROWS = [
     ({"num_kv_heads_per_blk": 16, "num_kv_heads": 16}, "query heads are no multiple of its KV heads"),
     ({"workload_fingerprint": None}, "without workload_fingerprint"),
     ({"time": None}, "without time"),
+    ({"jax": ""}, "an empty jax"),
+    ({"libtpu": ""}, "an empty libtpu"),
+    ({"workload": ""}, "an empty workload"),
+    ({"model": ""}, "an empty model"),
+    ({"error": "it crashed"}, "status=ok and an error"),
+    ({"cycles": [1, 2, 3, 0]}, "whose KV block takes no cycle"),
+    ({"vmem_used_bytes": 1 << 21, "vmem_limit_bytes": 1 << 20}, "more VMEM than its own limit"),
 ]
 
 
@@ -224,7 +231,8 @@ BAD_TIMINGS = [
     ({"latency_high_us": 1.5}, "latency_us is not within its interval"),
     ({"latency_low_us": 2.5}, "latency_us is not within its interval"),
     ({"latency_high_us": 3.5}, "a row whose interval is not of its samples"),
-    ({"latency_low_us": -1.0, "samples_us": [-1.0, 2.0, 3.0]}, "a device's clock below zero"),
+    ({"latency_low_us": -1.0, "samples_us": [-1.0, 2.0, 3.0]}, "a sample that is not above zero"),
+    ({"latency_low_us": 0.0, "samples_us": [0.0, 2.0, 3.0]}, "a sample that is not above zero"),
     ({"chip": None}, "a timed row without chip"),
     ({"chip": -1}, "chip=-1"),
     ({"model": "m1"}, "a model in a row that is not modelled"),
@@ -287,7 +295,8 @@ def test_rows_of_every_setting_that_is_taken_are_read(tmp_path: Path, end: int) 
     kinds = {name: float if name in ("soft_cap", "k_scale", "v_scale") else int for name in SETTING_RANGES}
     settings = Settings(**{name: kinds[name](ends[end]) for name, ends in SETTING_RANGES.items()})  # type: ignore[arg-type]
     below = dataclasses.replace(settings, soft_cap=-SETTING_RANGES["soft_cap"][end])
-    dataset.append(tmp_path, [make_row(settings=settings), make_row(settings=below)])
+    made = [make_row(settings=s, vmem_used_bytes=1) for s in (settings, below)]
+    dataset.append(tmp_path, made)
     assert len(dataset.read(tmp_path)) == 2
 
 
