@@ -36,7 +36,6 @@ from autotune.tpu.compiler import (
     clear,
     compile_program,
     environment,
-    take_environment,
 )
 from autotune.tpu.executable import Call, Executable, compile_ahead
 
@@ -346,7 +345,6 @@ def serve() -> None:
     """
     for signum in FROM_TERMINAL:  # Ctrl-C reaches all processes of a terminal; the parent decides
         signal.signal(signum, signal.SIG_IGN)
-    take_environment(Path())  # a sitecustomize of the user's may have set what it was started without
     number, parent, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     threading.Thread(target=_leave_with_parent, args=(folder.parent, parent), daemon=True).start()
     connection = Connection(number)

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable
 
 STEP_SECONDS = 0.5
-# A wait that ends later than this after its time: this process was stopped meanwhile, or its machine was.
-LATE_SECONDS = 1.0
 
 
 class Patience:
     """A time limit for another process, in seconds that this process saw pass.
 
     Where both are stopped for a while (Ctrl-Z, a frozen container, a paused machine), this must not cost the
-    other process its time: a step that took far longer than it was to take counts as none. clock: monotonic.
+    other process its time: a step counts for no longer than it was to take. clock: monotonic.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +26,5 @@ class Patience:
             start = self._clock()
             if came(step):
                 return True
-            passed = self._clock() - start
-            if passed <= step + LATE_SECONDS:
-                self._left -= passed
+            self._left -= min(step, self._clock() - start)
         return came(0.0)

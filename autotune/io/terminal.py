@@ -24,9 +24,10 @@ WIDTH = 80  # of a terminal that does not tell, and the most that a line of text
 # A reader of standard error that takes nothing for so long is not waited for any more.
 PATIENCE_SECONDS = 5.0
 
-# What asks a command to leave; those of a terminal go to all processes that it started.
+# What asks a command to leave; those of a terminal go to all processes that it started. Batch systems send
+# the last two before a job's time is up.
 FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-INTERRUPTS = (*FROM_TERMINAL, signal.SIGTERM)
+INTERRUPTS = (*FROM_TERMINAL, signal.SIGTERM, signal.SIGUSR1, signal.SIGXCPU)
 
 
 def unfailing(stream: TextIO) -> TextIO:

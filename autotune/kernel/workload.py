@@ -152,6 +152,8 @@ def from_csv(path: str) -> Workload:
     """
     if os.path.exists(path) and not os.path.isfile(path):  # noqa: PTH110, PTH113
         raise UsageError(f"workload file {path!r} is no file")  # reading a pipe could wait for ever
+    if not path.isprintable():  # rows keep the name, and text holds no bytes that are no UTF-8
+        raise UsageError(f"workload file {path!a} has a name that rows cannot keep: rename it")
     try:
         with open(path, encoding="utf-8-sig") as file:  # noqa: PTH123
             text = file.read(MAX_CSV_BYTES + 1)

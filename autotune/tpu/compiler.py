@@ -19,7 +19,7 @@ from autotune.kernel.jax_rpa.call import abstract_arguments, compile_problem, co
 from autotune.kernel.problem import LOOP_DEPTHS, Program
 from autotune.tpu import environment as chip_process
 from autotune.tpu.generations import Generation
-from autotune.tpu.schedule import ListingError, Schedule, dump_flags, read_schedule
+from autotune.tpu.schedule import ListingError, ListingLost, Schedule, dump_flags, read_schedule
 
 KERNEL_NAME = "ragged_paged_attention_kernel"
 
@@ -133,7 +133,8 @@ def compile_program(generation: Generation, program: Program, dump_folder: Path)
     """The compiler's verdict on a program; its listings are read from the dump folder, then removed.
 
     Raises:
-      MachineFault: jax or libtpu does not start. OSError: the listings cannot be written or read.
+      MachineFault: jax or libtpu does not start, or a listing is lost.
+      OSError: the listings cannot be written or read.
     """
     clear(dump_folder)
     start = time.perf_counter()
@@ -148,6 +149,8 @@ def compile_program(generation: Generation, program: Program, dump_folder: Path)
         lowered.compile()
         seconds = time.perf_counter() - start
         return judged(read_schedule(dump_folder, KERNEL_NAME), seconds)
+    except ListingLost as error:
+        raise MachineFault(f"{first_line(error)}: was it removed, or is the disk full?") from error
     except ListingError as error:
         return Compiled(status="compile_error", error=first_line(error), seconds=time.perf_counter() - start)
     except Exception as error:  # XlaRuntimeError, MosaicError: jax has no public class over all of them

@@ -94,7 +94,8 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def python(code: str, *arguments: str, path: Sequence[str] | None = None) -> list[str]:
-    """The command of a Python that imports nothing of its current folder.
+    """The command of a Python that imports nothing of its current folder, and keeps the environment that it
+    was started with, whatever a sitecustomize sets.
 
     path: where it looks for modules; by default as this process does. Python's own come first all the same:
     Ray puts the folder that a command was typed in before them.
@@ -103,7 +104,22 @@ def python(code: str, *arguments: str, path: Sequence[str] | None = None) -> lis
     # What is no path is a mark for an import hook.
     places = [str(Path(place).absolute()) if Path(place).exists() else place for place in given]
     places.sort(key=lambda place: place not in _STANDARD_LIBRARY)
-    return [sys.executable, "-P", "-c", f"import sys; sys.path[:] = {places!a}; {code}", *arguments]
+    start = f"import sys; sys.path[:] = {places!a}; from {__name__} import as_started; as_started(); "
+    return [sys.executable, "-P", "-c", start + code, *arguments]
+
+
+def as_started() -> None:
+    """Give this process the environment again that it was started with; before it imports jax.
+
+    Where there is no /proc, and so no libtpu, it keeps the one that it has.
+    """
+    try:
+        listed = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return
+    pairs = (os.fsdecode(entry).partition("=") for entry in listed)
+    os.environ.clear()
+    os.environ.update({name: value for name, equals, value in pairs if equals})
 
 
 def free_port() -> int:

@@ -15,6 +15,9 @@ from pathlib import Path
 
 _BUNDLES_PASS = "final_bundles"
 _ALLOCATIONS_PASS = "post-delay-converter"
+# libtpu counts a listing's bundles in a third file, whose name the pass filter lets through as well.
+_ANALYSIS = f"schedule-analysis_{_BUNDLES_PASS}"
+_TOTAL = re.compile(r"\s{0,64}total scheduled bundles:\s{0,64}(\d{1,12})")
 
 # Every repeated part has a bound: a line that is not the compiler's costs no more than its length.
 _BUNDLE = re.compile(r"\s{0,64}(?:0x[0-9a-f]{1,16}|0)\s{1,64}(?:[A-Z]{2})?\s{0,64}:\s{0,64}(>*)")
@@ -47,6 +50,10 @@ class ListingError(Exception):
     """The files are not the listing of one kernel that this module knows."""
 
 
+class ListingLost(ListingError):
+    """A listing that the compiler wrote is not there, or not all of it: removed meanwhile, or a full disk."""
+
+
 def dump_flags(folder: Path) -> str:
     """Flags for LIBTPU_INIT_ARGS that make the compiler write just these listings to a folder.
 
@@ -62,15 +69,33 @@ def read_schedule(folder: Path, kernel_name: str) -> Schedule:
     """The schedule of the one kernel of this name whose listings are in the folder.
 
     Raises:
-      ListingError: a listing is missing, there are several, or one is not in the known form.
+      ListingLost: a listing is missing or cut off.
+      ListingError: there are several, or one is not in the known form.
     """
-    cycles = parse_bundles(_only(folder, f"*{kernel_name}*-{_BUNDLES_PASS}.txt"))
+    bundles = _only(folder, f"*{kernel_name}*-{_BUNDLES_PASS}.txt")
+    total = _total(folder, kernel_name)
+    if total and not bundles.stat().st_size:
+        raise ListingLost(f"the compiler's listing {bundles.name!r} is empty")
+    cycles = parse_bundles(bundles)
+    if total is not None and sum(cycles) < total:
+        raise ListingLost(f"the compiler's listing {bundles.name!r} has {sum(cycles)} bundles of {total}")
     vmem, smem = parse_allocations(_only(folder, f"*{kernel_name}*-{_ALLOCATIONS_PASS}.txt"))
     return Schedule(cycles, vmem, smem)
 
 
+def _total(folder: Path, kernel_name: str) -> int | None:
+    """How many bundles the compiler counted; None where it does not say."""
+    for path in folder.glob(f"*{kernel_name}*-{_ANALYSIS}.txt"):
+        for line in _lines(path):
+            if match := _TOTAL.match(line):
+                return int(match[1])
+    return None
+
+
 def _only(folder: Path, pattern: str) -> Path:
     paths = list(folder.glob(pattern))
+    if not paths:
+        raise ListingLost(f"the compiler's listing {pattern!r} is not there")
     if len(paths) != 1:
         raise ListingError(f"the compiler wrote {len(paths)} listings {pattern!r}, not one")
     if paths[0].stat().st_size > MAX_LISTING_BYTES:

@@ -22,6 +22,7 @@ from autotune.compile.pool import StartPool, Task
 from autotune.errors import MachineError
 from autotune.executors import ray_cluster
 from autotune.executors.ray_pool import RayPool
+from autotune.tpu import environment
 from tests.conftest import ROOT, command_line, compiling, each, program, user_environment
 
 QUICK = [Task("v6e", program(pages, 32, page_size=16)) for pages in (8, 16)]
@@ -370,3 +371,16 @@ def test_what_a_sitecustomize_sets_does_not_reach_a_compile(tmp_path: Path) -> N
     )
     assert done.returncode == 0, done.stderr
     assert "newly recorded candidates: 1 ok" in done.stderr
+
+
+def test_nor_does_it_reach_a_probe_or_a_process_with_a_device(
+    tmp_path: Path,
+) -> None:
+    """All are started by environment.python, which gives back what they were started with."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\nos.environ['JAX_ENABLE_X64'] = '1'\nos.environ['KEPT'] = 'changed'\n"
+    )
+    code = "import os; print(os.environ.get('JAX_ENABLE_X64'), os.environ['KEPT'])"
+    variables = user_environment(tmp_path) | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "KEPT": "ours"}
+    done = subprocess.run(environment.python(code), env=variables, capture_output=True, text=True, check=True)
+    assert done.stdout == "None ours\n"

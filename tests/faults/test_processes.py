@@ -43,6 +43,7 @@ def terminate(running: subprocess.Popen[str], number: signal.Signals = signal.SI
         (signal.SIGTERM, "SIGTERM, as a preempted VM gets it, while it compiles"),
         (signal.SIGHUP, "SIGHUP, as of a terminal that is closed, while it compiles"),
         (signal.SIGQUIT, "SIGQUIT while it compiles"),
+        (signal.SIGUSR1, "SIGUSR1, as a batch system gives notice, while it compiles"),
     ],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "",
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -102,6 +103,14 @@ def test_csv_refuses(tmp_path: Path, text: str, said: str) -> None:
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match=said):
         from_csv(str(path))
+
+
+def test_a_name_that_rows_cannot_keep_is_refused_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / os.fsdecode(b"\xff.csv"))
+    with open(path, "w") as file:  # noqa: PTH123
+        file.write("1,512\n")
+    with pytest.raises(UsageError, match=r"\\udcff.csv' has a name that rows cannot keep: rename it"):
+        from_csv(path)
 
 
 def test_csv_that_is_not_there() -> None:

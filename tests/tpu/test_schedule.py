@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from autotune.kernel.jax_rpa.call import scratch_bytes
+from autotune.tpu import compiler
 from autotune.tpu.compiler import KERNEL_NAME
 from autotune.tpu.generations import GENERATIONS
-from autotune.tpu.schedule import ListingError, parse_allocations, parse_bundles, read_schedule
+from autotune.tpu.schedule import ListingError, ListingLost, parse_allocations, parse_bundles, read_schedule
 from tests.conftest import program
 
 # Depth-3 bundles of q8 kv2 page128 bfloat16 at blocks (8, 32), with libtpu 0.0.42.
@@ -36,8 +39,29 @@ def test_allocations_hold_at_least_the_scratch(listings: Path, name: str) -> Non
 
 
 def test_a_missing_listing_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ListingError, match="wrote 0 listings"):
+    with pytest.raises(ListingLost, match="is not there"):
         read_schedule(tmp_path, KERNEL_NAME)
+
+
+@pytest.mark.parametrize("lost", ["removed", "cut", "empty"])
+def test_a_listing_that_is_lost_is_no_verdict(
+    listings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """As by a cleaner of temporary files, or a full disk, between the compile and its reading."""
+    folder = shutil.copytree(listings / "v6e", tmp_path / "dump")
+    [path] = folder.glob(f"*{KERNEL_NAME}*-final_bundles.txt")
+    read_schedule(folder, KERNEL_NAME)
+    data = path.read_bytes()
+    path.unlink()
+    if lost != "removed":
+        path.write_bytes(data[: len(data) // 2] if lost == "cut" else b"")
+    with pytest.raises(ListingLost):
+        read_schedule(folder, KERNEL_NAME)
+    monkeypatch.setattr(compiler, "clear", lambda folder: None)
+    monkeypatch.setattr(compiler, "prepared_device", lambda generation: None)
+    monkeypatch.setattr(compiler, "lower", lambda generation, program: SimpleNamespace(compile=lambda: None))
+    with pytest.raises(compiler.MachineFault, match="was it removed, or is the disk full"):
+        compiler.compile_program(GENERATIONS["v6e"], program(8, 32), folder)
 
 
 def test_two_listings_of_one_kernel_are_an_error(tmp_path: Path) -> None:
