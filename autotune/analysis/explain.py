@@ -12,7 +12,7 @@ from autotune.kernel.jax_rpa.tiling import explain_untileable, heads_per_blk, ta
 from autotune.kernel.problem import BlockSizes, Problem, Program, Settings, TableKey
 from autotune.model.calibrate import current
 from autotune.model.cost import latency_seconds
-from autotune.results.scores import Scoreboard
+from autotune.results.scores import Failure, Score, Scoreboard
 from autotune.tables.dialects import JAX
 from autotune.tables.keys import Call, Key
 from autotune.tables.lookup import DEFAULT, Answer, LookUp
@@ -48,16 +48,23 @@ class Said:
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One pair on the call's own shape. seconds: of each default workload, by the model; None if unknown."""
+    """One pair on the call's own shape. seconds: of each default workload, by the model; None if unknown.
+
+    row: what rows say of the pair on the call's key, where its program was not compiled.
+    """
 
     blocks: BlockSizes
     verdict: Compiled | None
     seconds: dict[str, float] | None
+    row: Score | Failure | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """All of it. best: the best known pair of the key by the rows, cut to the call, and the rows' source."""
+    """All of it. best: the best known pair of the key by the rows, cut to the call, and the rows' source.
+
+    rows_limit: vmem_limit_bytes of those rows; None for the compiler's own.
+    """
 
     problem: Problem
     generation: Generation
@@ -66,6 +73,7 @@ class Explanation:
     key: TableKey
     said: list[Said]
     best: tuple[BlockSizes, str] | None = None
+    rows_limit: int | None = None
     costs: dict[BlockSizes, Cost] = dataclasses.field(default_factory=dict)
 
     def pairs(self) -> list[BlockSizes]:
@@ -127,7 +135,13 @@ def explain(
     if board is not None and (found := board.best(generation.name, key)):
         clamped = found[0].clamped(problem.pages_per_seq, problem.max_num_batched_tokens)
         best = (clamped, found[1].source)
-    return Explanation(problem, generation, settings, steps, key, said, best)
+    limit = board.vmem_limit_bytes if board else None
+    explanation = Explanation(problem, generation, settings, steps, key, said, best, limit)
+    if board is not None:
+        for blocks in explanation.pairs():
+            row = board.score(generation.name, key, blocks) or board.failure(generation.name, key, blocks)
+            explanation.costs[blocks] = Cost(blocks, None, None, row)
+    return explanation
 
 
 def _said(

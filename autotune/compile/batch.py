@@ -42,6 +42,16 @@ def require_compiler() -> None:
         raise MachineError(f"{why}; `autotune doctor` says more")
 
 
+def cached(generation: Generation, programs: Iterable[Program]) -> dict[Program, Compiled]:
+    """The verdicts that need no compile: what was compiled before, and what its scratch alone rules out."""
+    path, programs = default_path(), list(programs)
+    known = Store(path).get(generation.name, Tools.installed(), programs) if path.is_file() else {}
+    for program in programs:
+        if program not in known and (verdict := space.scratch_overflow(generation, program, named=False)):
+            known[program] = verdict
+    return known
+
+
 def compile_all(
     generation: Generation,
     programs: Iterable[Program],

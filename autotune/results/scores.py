@@ -73,22 +73,28 @@ class Scoreboard:
         return sorted({score.source for pairs in self.scores.values() for score in pairs.values()})
 
 
-def committed(generations: list[str]) -> Scoreboard | None:
-    """The rows behind the committed tables of these generations; None if there are none."""
+def committed(generations: list[str], key: TableKey | None = None) -> Scoreboard | None:
+    """The rows behind the committed tables of these generations, or of one key; None if there are none."""
     folders = [COMMITTED_ROWS / name for name in generations if (COMMITTED_ROWS / name).is_dir()]
-    return read(folders, origin="the committed rows") if folders else None
+    return read(folders, origin="the committed rows", key=key) if folders else None
 
 
-def read(folders: Sequence[Folder], origin: str | None = None) -> Scoreboard:
+def read(folders: Sequence[Folder], origin: str | None = None, key: TableKey | None = None) -> Scoreboard:
     """The scoreboard of some results folders.
+
+    key: the only one that is scored; all by default.
 
     Raises:
       UsageError: a folder cannot be read, or the rows hold several settings of the kernel's arguments.
     """
+    import numpy as np
     import pandas as pd
 
     columns = [*winners.READ_COLUMNS, "needed_bytes", "limit_bytes", "error"]
     frame = pd.concat([dataset.read(folder, columns) for folder in folders], ignore_index=True)
+    if key is not None:
+        mine = [frame[name] == value for name, value in key._asdict().items()]
+        frame = frame[np.logical_and.reduce(mine)]
     return of(frame, origin or (str(folders[0]) if len(folders) == 1 else f"{len(folders)} results folders"))
 
 

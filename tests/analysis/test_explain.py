@@ -138,7 +138,9 @@ def test_jax_never_consults_its_table_on_v4():
 def test_the_command_compiles_what_runs_and_the_best_known(autotune, tmp_path):
     call = ["--q-heads", 4, "--kv-heads", 1, "--page-size", 64, "--max-num-batched-tokens", 1024]
     call += ["--max-model-len", 1024, "--target", "v6e"]
-    done = autotune("lookup", *call, "--table", "jax", "--format", "json")
+    quick = autotune("lookup", *call, "--table", "jax")
+    assert "us by the rows" in quick.stdout and "--compile finds out" in quick.stdout
+    done = autotune("lookup", *call, "--table", "jax", "--format", "json", "--compile")
     assert done.returncode == 0, done.stderr
     data = json.loads(done.stdout)
     [cost] = data["costs"]
@@ -147,8 +149,8 @@ def test_the_command_compiles_what_runs_and_the_best_known(autotune, tmp_path):
     assert 0 < cost["vmem_bytes"] < 32 << 20
     assert 1 < cost["latency_us"] < 1e6
     assert "v6e" in autotune("cache").stdout, "what was compiled is not kept for the next call"
-    quick = autotune("lookup", *call, "--no-compile")
-    assert "not compiled" in quick.stdout
+    again = autotune("lookup", *call, "--table", "jax")
+    assert "fits, " in again.stdout, "what the cache knows is told"
     wrong = autotune("lookup", *call[:2], "--kv-heads", 3, *call[4:])
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
 

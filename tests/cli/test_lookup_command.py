@@ -32,9 +32,7 @@ def looked_up(*changes: object, compiling: bool = False, **values: object) -> Re
     }
     options = [text for name, value in call.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     asked = ["lookup", "--target", "v6e", *options, *map(str, changes)]
-    return CliRunner().invoke(
-        cli, [*asked, "--compile" if compiling else "--no-compile"], catch_exceptions=False
-    )
+    return CliRunner().invoke(cli, [*asked, *(["--compile"] if compiling else [])], catch_exceptions=False)
 
 
 def test_a_call_that_smem_cannot_hold_is_told_with_the_page_that_it_can() -> None:
@@ -118,3 +116,21 @@ def test_an_entry_of_a_larger_vmem_limit_is_not_only_said_to_fail(capsys: pytest
     enough.costs[pair] = explain.cost(enough, pair, Compiled(status="vmem_oom"))
     lookup._say_proven_limit(enough)
     assert capsys.readouterr().err == ""
+
+
+def test_what_rows_know_is_told_without_a_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [make_row(8, 32, latency_us=2.0), make_row(16, 32, latency_us=3.0)]
+    rows += [make_row(4, 32, status="vmem_oom")]
+    dataset.append(tmp_path / "r", rows)
+    table = tmp_path / "mine.py"
+    key = ("bfloat16", "bfloat16", *KEY[2:])
+    table.write_text(f"TUNED_BLOCK_SIZES = {{'TPU v6': {{{key}: (4, 32)}}}}\n")
+    done = looked_up("--table", "jax", "--table", str(table), "--results", str(tmp_path / "r"))
+    assert done.exit_code == 0
+    told = " ".join(done.stdout.split())
+    assert "(4, 32) does not run, by the rows: vmem_oom" in told
+    assert "best known (modelled) (8, 32) 2 us by the rows" in told
+    assert "(16, 32) 3 us by the rows, +50.0%" in told
+    assert "--compile finds out" in done.stdout
+    assert not (tmp_path / "cache").exists() and "compil" not in done.stderr

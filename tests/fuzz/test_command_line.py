@@ -19,7 +19,7 @@ COMMANDS = (
     ("table", "check {} --format github"),
     ("table", "diff {} jax"),
     ("table", "lookup --q-heads 8 --kv-heads 2 --page-size 128 --max-num-batched-tokens 1024 "
-     "--max-model-len 2048 --target v6e --no-compile --table {}"),
+     "--max-model-len 2048 --target v6e --table {}"),
     ("config", "keys --model {}"),
     ("config", "sweep --target v6e --dry-run --out out --model {}"),
     ("keys", "keys --keys {}"),

@@ -13,7 +13,7 @@ from autotune.cli.key_options import KV_ALIASES
 from autotune.cli.options import TARGET, NamedFolder, Seconds, Size, cores
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
-from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS, Problem, Settings
+from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS, Problem, Settings, TableKey
 
 if TYPE_CHECKING:
     from autotune.analysis.explain import Explanation
@@ -72,10 +72,10 @@ _COUNT = click.IntRange(1, 2**31 - 1)
     "--vmem-limit", type=Size(), help="vmem_limit_bytes of the kernel. [default: the compiler's own limit]"
 )
 @click.option(
-    "--compile/--no-compile",
+    "--compile",
     "compiling",
-    default=True,
-    help="Compile what runs, to say whether it fits and what it costs.",
+    is_flag=True,
+    help="Compile what neither rows nor the cache know, to say whether it fits and what it costs.",
 )
 @click.option(
     "--compile-timeout",
@@ -106,9 +106,9 @@ def command(
 ) -> None:
     """Explain what block sizes a call gets, and why.
 
-    Prints the key that the call is looked up under, step by step; what each table says of it; what runs, and
-    whether that fits; and its modelled latency beside that of the best pair that rows know of. The last two
-    compile each pair for the call's own shape, which takes from a second to some minutes.
+    Prints the key that the call is looked up under, step by step; what each table says of it; what runs; and
+    whether that fits and what it costs, as far as rows and the cache of compile results know. --compile finds
+    out the rest, for the call's own shape: from a second to some minutes a pair.
     """
     from autotune.analysis import explain
     from autotune.cli.render import explain as explain_formats
@@ -130,7 +130,8 @@ def command(
         pages_per_seq=-(-max_model_len // page_size),
         max_num_seqs=max_num_seqs,
     )
-    loaded, board = _known(target, tables, folders)
+    _, key = explain.steps_of(problem, target)
+    loaded, board = _known(target, tables, folders, key)
     settings = Settings(sliding_window=sliding_window, vmem_limit_bytes=vmem_limit)
     generation = generations.by_name(target)
     if beyond := generations.beyond_vmem(generation, vmem_limit):
@@ -141,10 +142,9 @@ def command(
     padded = dataclasses.replace(problem, head_dim=explanation.key.head_dim)
     served = dataclasses.replace(explanation, problem=padded)
     stuck = _say_why_none(served)
-    if compiling:
-        _compile(served, compile_timeout)
-        if not stuck:
-            _say_proven_limit(explanation)
+    _fill_in(served, compile_timeout if compiling else None)
+    if not stuck:
+        _say_proven_limit(explanation)
     click.echo(explain_formats.render(explanation, form), nl=False)
 
 
@@ -157,16 +157,16 @@ def _problem(**values: Any) -> Problem:
 
 
 def _known(
-    target: str, names: tuple[str, ...], folders: tuple[Folder, ...]
+    target: str, names: tuple[str, ...], folders: tuple[Folder, ...], key: TableKey
 ) -> tuple[list[Table], Scoreboard | None]:
-    """The tables to look in, and what rows know."""
+    """The tables to look in, and what rows know of a key."""
     from autotune.results import scores
     from autotune.tables import load
     from autotune.tables.load import committed_path
 
     committed = [target] if committed_path(target).is_file() else []
     rows = list(folders) or [Path(name) for name in names if Path(name).is_dir()]
-    board = scores.read(rows) if rows else scores.committed([target])
+    board = scores.read(rows, key=key) if rows else scores.committed([target], key)
     return [load(name) for name in names or ("jax", *committed)], board
 
 
@@ -202,27 +202,30 @@ def _say_proven_limit(explanation: Explanation) -> None:
             )
 
 
-def _compile(explanation: Explanation, timeout: float) -> None:
-    """Fill in what the distinct pairs cost; without a compiler, say so and leave them out."""
+def _fill_in(explanation: Explanation, timeout: float | None) -> None:
+    """Fill in what the compiler says of the pairs: the cache, and with a timeout (seconds) a compile.
+
+    Without a compiler, say so and leave them out.
+    """
     from autotune.analysis import explain
     from autotune.cli.progress import of_batch
-    from autotune.compile.batch import compile_all
+    from autotune.compile import batch
     from autotune.errors import MachineError
     from autotune.search import space
 
-    if overflow := space.page_table_overflow(explanation.generation, explanation.problem):
+    generation = explanation.generation
+    if overflow := space.page_table_overflow(generation, explanation.problem):
         for blocks in explanation.pairs():
             explanation.costs[blocks] = explain.cost(explanation, blocks, overflow)
         return
     programs = {explain.program(explanation, blocks): blocks for blocks in explanation.pairs()}
     try:
-        verdicts = compile_all(
-            explanation.generation,
-            programs,
-            named=True,
-            jobs=cores(),
-            timeout=timeout,
-            start_progress=of_batch,
+        verdicts = (
+            batch.cached(generation, programs)
+            if timeout is None
+            else batch.compile_all(
+                generation, programs, named=True, jobs=cores(), timeout=timeout, start_progress=of_batch
+            )
         )
     except MachineError as error:
         click.echo(f"nothing was compiled: {error}", err=True)

@@ -11,6 +11,8 @@ from autotune.analysis.check import said as failure_text
 from autotune.analysis.explain import Cost, Explanation, Said
 from autotune.kernel.jax_rpa.tiling import heads_per_blk
 from autotune.kernel.problem import BlockSizes
+from autotune.results.schema import MODELLED
+from autotune.results.scores import Failure, Score
 from autotune.tables import lookups
 from autotune.tables.lookup import DEFAULT, EXACT, NEAREST, Answer
 from autotune.tables.lookups import Rule
@@ -132,7 +134,14 @@ def _why_default(explanation: Explanation, said: Said) -> str:
 def _running(explanation: Explanation) -> list[str]:
     limit = explanation.settings.vmem_limit_bytes
     at = f"vmem_limit_bytes={limit} ({limit / MIB:g} MiB)" if limit else "the compiler's own VMEM limit"
-    lines = ["what runs, and what it costs (MODELLED, not timed)", f"  at {at}"]
+    costs = explanation.costs.values()
+    sources = {c.row.source for c in costs if isinstance(c.row, Score)} or {MODELLED}
+    how = "MODELLED, not timed" if sources == {MODELLED} else ", ".join(sorted(sources))
+    lines = [f"what runs, and what it costs ({how})", f"  at {at}"]
+    if any(cost.row for cost in costs):
+        rows_at = explanation.rows_limit
+        limit_text = f"{rows_at / MIB:g} MiB" if rows_at else "the compiler's own VMEM limit"
+        lines[1] += f"; rows: of the key, at {limit_text}"
     best = _best_mean(explanation)
     rows = [(said, said.answer.blocks) for said in explanation.said if said.answer]
     for said, blocks in rows:
@@ -143,8 +152,10 @@ def _running(explanation: Explanation) -> list[str]:
         lines += _why_not_fastest(explanation, best)
     else:
         lines.append("  best known: no rows for this key")
-    if any(cost.seconds for cost in explanation.costs.values()):
+    if any(cost.seconds for cost in costs):
         lines.append("  us: geometric mean over the workloads " + ", ".join(_workloads(explanation)))
+    if any(cost is None or cost.verdict is None for cost in map(explanation.costs.get, explanation.pairs())):
+        lines.append("  --compile finds out what the compiler says of this very call")
     return lines
 
 
@@ -188,7 +199,7 @@ def _cost_lines(name: str, explanation: Explanation, blocks: BlockSizes, best: f
     start = f"  {name:22} {_pair(blocks):11}"
     cost = explanation.costs.get(blocks)
     if cost is None or cost.verdict is None:
-        return [f"{start} not compiled"]
+        return [f"{start} {_by_rows(explanation, cost)}"]
     mean = mean_seconds(cost)
     if mean is None and cost.verdict.status in ("timeout", "crashed"):  # of which nothing follows
         lines = [f"{start} not known:", f"      {failure_text(cost.verdict)}"]
@@ -203,6 +214,18 @@ def _cost_lines(name: str, explanation: Explanation, blocks: BlockSizes, best: f
     if best is not None and abs(mean / best - 1) >= 0.0005:
         beside = f", {(mean / best - 1) * 100:+.1f}%"
     return [f"{start} fits, {used:.2f} MiB of VMEM; {mean * 1e6:.4g} us{beside}"]
+
+
+def _by_rows(explanation: Explanation, cost: Cost | None) -> str:
+    """What rows say of a pair whose program was not compiled."""
+    row = cost.row if cost else None
+    if row is None:
+        return "not known"
+    if isinstance(row, Failure):
+        return f"does not run, by the rows: {row.status}"
+    known = [c.row.latency_us for c in explanation.costs.values() if isinstance(c.row, Score)]
+    beyond = (row.latency_us / min(known) - 1) * 100
+    return f"{row.latency_us:.4g} us by the rows" + (f", {beyond:+.1f}%" if beyond >= 0.05 else "")
 
 
 def _json(explanation: Explanation) -> dict[str, object]:
@@ -250,5 +273,6 @@ def _json_cost(cost: Cost) -> dict[str, object]:
         "limit_bytes": verdict.limit_bytes if verdict else None,
         "source": "modelled",
         "latency_us": mean * 1e6 if mean else None,
+        "row": cost.row._asdict() if cost.row else None,
         "workloads_us": {n: s * 1e6 for n, s in cost.seconds.items()} if cost.seconds else None,
     }
