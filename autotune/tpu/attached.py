@@ -114,6 +114,12 @@ def pci_chips(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> int:
     return len(accessible_chips(sysfs, dev))
 
 
+def listed_generations(sysfs: Path = SYSFS_DEVICES) -> set[str]:
+    """The generations of the chips that sysfs lists, as far as their PCI ids tell them apart."""
+    found = (PCI_DEVICES[name] for device in _listed(sysfs) if (name := _pci_id(device)) in PCI_DEVICES)
+    return {generation.name for generation in found if generation}
+
+
 def accessible_chips(sysfs: Path = SYSFS_DEVICES, dev: Path = DEV) -> tuple[Chip, ...]:
     """The TPU chips with a device node that this process can open, in PCI order, numbered from 0.
 

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from autotune.cli.main import cli
 from autotune.errors import EXIT_MACHINE, MachineError, UsageError
 from autotune.tpu import attached, generations
 
@@ -98,6 +100,24 @@ def test_a_chip_of_two_functions_is_counted_once(host: Host) -> None:
     assert attached.accessible_chips(host.sysfs, host.dev)[1] == attached.Chip(
         1, (host.dev / "vfio/2", host.dev / "vfio/3")
     )
+
+
+def test_a_target_that_is_attached_is_told_that_nothing_is_timed(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.tpus("0x006f", [f"vfio/{number}" for number in range(4)])
+    assert attached.listed_generations(host.sysfs) == {"v6e"}
+    monkeypatch.setattr(attached.listed_generations, "__defaults__", (host.sysfs,))
+    monkeypatch.setattr(attached.pci_chips, "__defaults__", (host.sysfs, host.dev))
+    shape = "q_heads=4,kv_heads=1,head_dim=128,page_size=64,max_num_batched_tokens=512,max_model_len=1024"
+    said = {
+        target: CliRunner().invoke(cli, ["sweep", "--target", target, "--shape", shape, "--dry-run"])
+        for target in ("v6e", "v5e")
+    }
+    assert [done.exit_code for done in said.values()] == [0, 0]
+    line = "this host has a TPU v6e, and --target times nothing on it: leave --target out to time\n"
+    assert said["v6e"].stderr.count(line) == 1
+    assert line not in said["v5e"].stderr
 
 
 def test_device_nodes_count_where_sysfs_is_hidden(host: Host) -> None:

@@ -96,6 +96,8 @@ def command(
     """
     measured = target is None and not timing.interpret
     _check(out, dry_run=dry_run, no_tpu=measured and not executor.ray)
+    if target:
+        _say_that_nothing_is_timed(target)
     selection = chosen.select(kernel.max_num_seqs)
     settings = kernel.settings()
     executor.check()
@@ -123,6 +125,14 @@ def command(
         devices = place.devices(generation, measured, limits)
     summary = _run(task, out, devices, compiling.compile_timeout, place.start_pool, verbose=verbose)
     _report(summary, task, out, devices, stuck[1] if stuck else None)
+
+
+def _say_that_nothing_is_timed(target: str) -> None:
+    """On a host with a TPU of the target, which a reader may take to be used."""
+    from autotune.tpu import attached
+
+    if target in attached.listed_generations() and attached.pci_chips():
+        say(f"this host has a TPU {target}, and --target times nothing on it: leave --target out to time")
 
 
 def _check(out: Folder | None, *, dry_run: bool, no_tpu: bool) -> None:
