@@ -50,7 +50,7 @@ def test_csv_and_json_hold_every_winner_in_full(committed: overview.Overview) ->
 def test_text_and_markdown_fit_and_name_every_winner(committed: overview.Overview) -> None:
     text, markdown = render(committed, "text"), render(committed, "markdown")
     assert max(map(len, text.splitlines())) <= WIDTH
-    rows = [line for line in markdown.splitlines() if line.startswith("|") and "winner" not in line]
+    rows = [line for line in markdown.splitlines() if line.startswith("|") and "queries" not in line]
     assert len([line for line in rows if "---" not in line]) == len(committed.lines)
     assert all(line.count("|") == rows[0].count("|") for line in rows)
     for said in (text, markdown):

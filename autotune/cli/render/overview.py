@@ -200,7 +200,7 @@ def _table(lines: Sequence[Line]) -> Table:
     out = Table(box=box.MARKDOWN)
     shared = _shared_columns(lines)
     names = [name for name, value in _columns(lines[0]) if (name, value) not in shared]
-    for name in (*names, "winner", "us", "default", "published"):
+    for name in (*names, "pages,queries", "us", "default", "published"):
         out.add_column(name, justify="right", no_wrap=True)
     for line in lines:
         out.add_row(
@@ -223,7 +223,9 @@ def _rendered(table: Table, markdown: bool) -> list[str]:
         table.box = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
         table.pad_edge, table.padding = False, (0, 1, 0, 0)
     file = io.StringIO()
-    Console(file=file, width=WIDTH, color_system=None, force_terminal=False).print(table)
+    Console(file=file, width=2 * WIDTH if markdown else WIDTH, color_system=None, force_terminal=False).print(
+        table
+    )
     lines = [line.rstrip() for line in file.getvalue().splitlines() if line.strip()]
     if markdown:  # numbers to the right
         lines[1] = lines[1].replace("-|", ":|")
@@ -234,10 +236,12 @@ def _legend(lines: Sequence[Line]) -> str:
     """What the columns mean, and how far the numbers may be trusted."""
     sources = sorted({line.source for line in lines})
     return (
-        "winner: num_kv_pages_per_blk,num_queries_per_blk. us: one call, geometric mean over the workloads, "
+        "Each row is a key: query and KV heads of a block, page size, max_num_batched_tokens, max_model_len. "
+        "pages,queries: its fastest num_kv_pages_per_blk,num_queries_per_blk. us: one call, geometric mean "
+        "over the workloads, "
         + " or ".join(TRUST[source] for source in sources)
         + ". default, published: what JAX's look-up falls back to, and what its table holds; "
-        "= is the winner itself, ! failed, ? was not swept, - is not listed."
+        "= the same pair, ! failed, ? was not swept, - is not listed."
     )
 
 
