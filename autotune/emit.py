@@ -13,7 +13,7 @@ from autotune.io.folders import Folder
 from autotune.io.terminal import counted, typed
 from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, maintenance, schema, unfinished, winners
+from autotune.results import dataset, maintenance, schema, unfinished, versions, winners
 from autotune.results.baselines import incumbents_of, uncompared
 from autotune.results.rows import keys_of, rows_of
 from autotune.results.unfinished import Begun
@@ -137,7 +137,8 @@ def read(
     today = incumbents_of(scored)
     if base is None:
         lines = winners.choose(scored, today)
-        return Winners(lines, unfinished=begun, uncompared=uncompared(frame, scored, lines))
+        missing = uncompared(versions.deciding(frame, scored), scored, lines)
+        return Winners(lines, unfinished=begun, uncompared=missing)
     lines = winners.choose(scored, merge.incumbents(base, today))
     return Winners(lines, base, merge.merge(frame, scored, lines, base, min_gain), begun)
 

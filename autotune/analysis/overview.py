@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -13,55 +14,66 @@ from autotune.io.terminal import printable
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.keys.feasibility import told_apart
-from autotune.results import dataset, maintenance, schema, unfinished, winners
+from autotune.results import dataset, maintenance, schema, unfinished, versions, winners
 from autotune.results.baselines import Incumbent, incumbent, incumbents_of, uncompared
 from autotune.results.codes import codes
-from autotune.results.rows import keys_of, pair_of, rows_of
+from autotune.results.rows import key_of, keys_of, pair_of, rows_of
 from autotune.results.unfinished import Begun
 from autotune.tpu.generations import GENERATIONS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Entry = tuple[Any, ...]  # values of winners.ENTRY
+
+
+class Rival(NamedTuple):
+    """A pair that JAX hands out today. cost: its latency relative to the winner's, None if unknown. status:
+    ok, why it failed, or None where it was not tried."""
+
+    blocks: BlockSizes
+    cost: float | None = None
+    status: str | None = None
+
 
 class Line(NamedTuple):
-    """One winner. default_cost and published_cost: latency relative to the winner's, None if unknown.
+    """One winner.
 
-    default_status and published_status: ok, why the pair failed, or None where it was not tried.
     latency_us: microseconds, the geometric mean over the workloads; low_us and high_us: that of the ends of
-    their intervals, None unless timed. tools: versions of what made the rows. compared, candidates,
-    of_workloads, and passed_over by winners.PASSED_OVER: see `winners.scores`.
+    their intervals, None unless timed. published: None for a key that JAX's table does not list. won: the
+    winner's columns of `winners.choose`.
     """
 
     target: str
     key: TableKey
+    settings: dict[str, Any]
     source: str
     blocks: BlockSizes
     latency_us: float
-    tied: int
-    incumbent: Incumbent
-    default_cost: float | None
-    published_cost: float | None
-    default_status: str | None
-    published_status: str | None
-    settings: dict[str, Any]
     low_us: float | None
     high_us: float | None
-    vmem_used_bytes: int | None
-    workloads: int
-    tools: dict[str, Any]
-    compared: int
-    candidates: int
-    of_workloads: int
-    passed_over: dict[str, int]
+    default: Rival
+    published: Rival | None
+    won: dict[str, Any]
+
+
+class Judged(NamedTuple):
+    """Rows judged. scored, chosen: as of `winners`; lines: one each of chosen. counting: the rows of the
+    versions that decide. failing: of JAX's default and of its published values, how many keys each status
+    that is not ok has, and how many keys with such a value there are; interpreted rows do not count."""
+
+    scored: pd.DataFrame
+    chosen: pd.DataFrame
+    counting: pd.DataFrame
+    lines: list[Line]
+    failing: dict[str, tuple[dict[str, int], int]]
 
 
 class Overview(NamedTuple):
     """The winners; how many candidates have each status, by source; keys for which nothing is ok, and why;
     sweeps that have begun and not ended, with how many of their keys have no row; of all winners, what they
     were compared with, and of each that not all rows had a say in; what a look-up answers today for winners
-    that were not compared with it; of JAX's default and of its published values, on how many keys they fail
-    and how, and how many keys there are.
+    that were not compared with it; failing: see `Judged`.
     """
 
     lines: list[Line]
@@ -89,35 +101,37 @@ def overview(folder: Folder, target: str | None = None, *, empty: bool = True) -
         frame = frame[frame["target"] == target]
     if frame.empty and not begun and not empty:
         raise UsageError(maintenance.nothing([folder], target, held))
-    scored = winners.scores(frame)
-    chosen = winners.choose(scored, incumbents_of(scored))
-    candidate = [*winners.ENTRY, *winners.TOOLS, *schema.BLOCK_COLUMNS]
-    each = frame.drop_duplicates([*candidate, "status"])
-    counts: dict[str, dict[str, int]] = {}
-    for source, status in zip(each["source"], each["status"], strict=True):
-        by_status = counts.setdefault(str(source), {})
-        by_status[str(status)] = by_status.get(str(status), 0) + 1
+    seen = judge(frame)
     there = set(zip(frame["target"], keys_of(frame), strict=True)) if begun else set()
-    won = set(zip(chosen["target"], keys_of(chosen), strict=True))
-    lost = _lost(each, won)
-    waiting = [(sweep, sum((sweep.target, key) not in there for key in sweep.keys)) for sweep in begun]
-    missing = uncompared(frame, scored, chosen)
-    lines = compared(frame, scored, chosen)
-    few = winners.narrowed(chosen)
-    narrowed = [
-        (target, key, winners.compared_text(few.iloc[[number]]))
-        for number, (target, key) in enumerate(zip(few["target"], keys_of(few), strict=True))
-    ]
-    said = winners.compared_text(chosen) if lines else ""
-    return Overview(lines, counts, lost, waiting, said, narrowed, missing, failing(frame))
+    few = winners.narrowed(seen.chosen)
+    return Overview(
+        lines=seen.lines,
+        statuses=_statuses(frame),
+        without_winner=_lost(seen.counting, {(line.target, line.key) for line in seen.lines}),
+        unfinished=[(one, sum((one.target, key) not in there for key in one.keys)) for one in begun],
+        compared=winners.compared_text(seen.chosen) if seen.lines else "",
+        narrowed=[
+            (target, key, winners.compared_text(few.iloc[[number]]))
+            for number, (target, key) in enumerate(zip(few["target"], keys_of(few), strict=True))
+        ],
+        uncompared=uncompared(seen.counting, seen.scored, seen.chosen),
+        failing=seen.failing,
+    )
 
 
-def _lost(each: pd.DataFrame, won: set[tuple[str, TableKey]]) -> list[tuple[str, TableKey, str]]:
+def _statuses(frame: pd.DataFrame) -> dict[str, dict[str, int]]:
+    """By source and status, how many candidates there are, those of other versions counting anew."""
+    each = frame.drop_duplicates([*winners.ENTRY, *winners.TOOLS, *schema.BLOCK_COLUMNS, "status"])
+    out: dict[str, dict[str, int]] = {}
+    for (source, status), count in Counter(zip(each["source"], each["status"], strict=True)).items():
+        out.setdefault(source, {})[status] = count
+    return out
+
+
+def _lost(rows: pd.DataFrame, won: set[tuple[str, TableKey]]) -> list[tuple[str, TableKey, str]]:
     """Keys without a winner, and why: how many candidates have each status, the most frequent first, and of
-    each the one that came closest, by the smallest overflow if any.
-
-    each: a row a candidate and status.
-    """
+    each the one that came closest, by the smallest overflow if any."""
+    each = rows.drop_duplicates([*winners.ENTRY, *winners.TOOLS, *schema.BLOCK_COLUMNS, "status"])
     columns = ["target", *schema.KEY_COLUMNS, "status"]
     counts = each.groupby(columns, observed=True).size().to_dict()
     nearest = each.sort_values("needed_bytes").drop_duplicates(columns)
@@ -146,40 +160,68 @@ def _why(row: dict[str, Any], count: int) -> str:
     return which + (f": {said}" if said else "")
 
 
-def failing(frame: pd.DataFrame) -> dict[str, tuple[dict[str, int], int]]:
-    """Of JAX's default and of its published values: how many keys each status that is not ok has, and how
-    many keys with such a value there are. Interpreted rows do not count."""
-    answers = _answers(frame)
-    failed = _failures(frame, answers.values())
-    counts: dict[str, tuple[dict[str, int], int]] = {"default": ({}, 0), "published": ({}, 0)}
-    for entry, now in answers.items():
-        for what, pair in now._asdict().items():
-            if pair is None:
-                continue
-            by_status, keys = counts[what]
-            if status := failed.get((*entry, *pair)):
-                by_status[status] = by_status.get(status, 0) + 1
-            counts[what] = by_status, keys + 1
-    return counts
-
-
-def _answers(frame: pd.DataFrame) -> dict[tuple[Any, ...], Incumbent]:
-    """What JAX answers today, by the entry of winners.ENTRY, for all rows that are not interpreted."""
+def judge(frame: pd.DataFrame) -> Judged:
+    """The winners of some rows beside what JAX answers today."""
+    scored = winners.scores(frame)
+    chosen = winners.choose(scored, incumbents_of(scored))
+    counting = versions.deciding(frame, scored)
     published = published_table()
-    timed = frame[frame["source"] != schema.INTERPRETED]
-    _, first = np.unique(codes(timed, winners.ENTRY), return_index=True)
-    rows = rows_of(timed.iloc[first][winners.ENTRY])
-    entries = [tuple(row.values()) for row in rows]
-    return {entry: incumbent(GENERATIONS[entry[0]], TableKey(*entry[1:9]), published) for entry in entries}
+    answers = _answers(frame[frame["source"] != schema.INTERPRETED], published)
+    failed = _failures(counting, answers.values())
+    columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS, "score"]
+    by_candidate = {tuple(row[c] for c in columns[:-1]): row["score"] for row in _plain(scored[columns])}
+
+    def rival(entry: Entry, blocks: BlockSizes, best: float) -> Rival:
+        score = by_candidate.get((*entry, *blocks))
+        if score is None:
+            return Rival(blocks, status=failed.get((*entry, *blocks)))
+        return Rival(blocks, score / best, "ok")
+
+    lines = []
+    for won in _plain(chosen):
+        entry, score, latency = _entry(won), won["score"], won["latency_us"]
+        now = incumbent(GENERATIONS[won["target"]], key_of(won), published)
+        timed = won["source"] != schema.MODELLED
+        lines.append(
+            Line(
+                target=won["target"],
+                key=key_of(won),
+                settings={name: won[name] for name in schema.SETTING_COLUMNS},
+                source=won["source"],
+                blocks=pair_of(won),
+                latency_us=latency,
+                low_us=latency * won["score_low"] / score if timed else None,
+                high_us=latency * won["score_high"] / score if timed else None,
+                default=rival(entry, now.default, score),
+                published=rival(entry, now.published, score) if now.published else None,
+                won=won,
+            )
+        )
+    return Judged(scored, chosen, counting, lines, _failing(answers, failed))
 
 
-def _failures(frame: pd.DataFrame, answers: Collection[Incumbent]) -> dict[tuple[Any, ...], str]:
+def _entry(row: Mapping[str, Any]) -> Entry:
+    return tuple(row[name] for name in winners.ENTRY)
+
+
+def _answers(
+    frame: pd.DataFrame, published: Mapping[str, Mapping[TableKey, BlockSizes]]
+) -> dict[Entry, Incumbent]:
+    """What JAX answers today, by entry."""
+    _, first = np.unique(codes(frame, winners.ENTRY), return_index=True)
+    return {
+        _entry(row): incumbent(GENERATIONS[row["target"]], key_of(row), published)
+        for row in rows_of(frame.iloc[first][winners.ENTRY])
+    }
+
+
+def _failures(rows: pd.DataFrame, answers: Collection[Incumbent]) -> dict[Entry, str]:
     """By entry and pair, the status of what is not ok on some workload; the newest row's counts.
 
     answers: whose pairs are asked for. Of a million rows those of other pairs are not looked at one by one.
     """
     columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
-    failed = frame[(frame["status"] != "ok") & (frame["source"] != schema.INTERPRETED)]
+    failed = rows[(rows["status"] != "ok") & (rows["source"] != schema.INTERPRETED)]
     pairs = {pair for now in answers for pair in now if pair}
     for column, values in zip(schema.BLOCK_COLUMNS, zip(*pairs, strict=True), strict=False):
         failed = failed[failed[column].isin(values)]
@@ -187,70 +229,18 @@ def _failures(frame: pd.DataFrame, answers: Collection[Incumbent]) -> dict[tuple
     return {tuple(row[c] for c in columns): row["status"] for row in rows_of(newest)}
 
 
-def compared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[Line]:
-    """The winners beside what JAX answers today, a line each of `winners.choose` and in its order.
-
-    scored: what they were chosen from, as `winners.scores` makes it of frame.
-    """
-    published = published_table()
-    failed = _failures(frame, _answers(frame).values())
-    columns = [*winners.ENTRY, *schema.BLOCK_COLUMNS]
-    by_candidate = {
-        tuple(row[c] for c in columns): row["score"] for row in _plain(scored[[*columns, "score"]])
-    }
-    lines = []
-    for won in _plain(chosen):
-        entry, score, source = [won[name] for name in winners.ENTRY], won["score"], won["source"]
-        latency = won["latency_us"]
-        timed = source != schema.MODELLED
-        key = TableKey(*entry[1:9])
-        now = incumbent(GENERATIONS[entry[0]], key, published)
-
-        def cost(blocks: BlockSizes | None, entry: list[object] = entry, best: float = score) -> float | None:
-            other = by_candidate.get((*entry, *blocks)) if blocks else None
-            return other / best if other else None
-
-        def status(blocks: BlockSizes | None, entry: list[object] = entry) -> str | None:
-            if blocks is None:
-                return None
-            pair = (*entry, *blocks)
-            return "ok" if pair in by_candidate else failed.get(pair)
-
-        lines.append(
-            Line(
-                entry[0],
-                key,
-                source,
-                pair_of(won),
-                latency,
-                won["tied"],
-                now,
-                cost(now.default),
-                cost(now.published),
-                status(now.default),
-                status(now.published),
-                {name: won[name] for name in schema.SETTING_COLUMNS},
-                latency * won["score_low"] / score if timed else None,
-                latency * won["score_high"] / score if timed else None,
-                won["vmem_used_bytes"],
-                won["workloads"],
-                {name: won[name] for name in ("model", *schema.TOOL_COLUMNS)},
-                won["compared"],
-                won["candidates"],
-                won["of_workloads"],
-                {name: won[name] for name in winners.PASSED_OVER},
-            )
-        )
-    return lines
+def _failing(
+    answers: Mapping[Entry, Incumbent], failed: Mapping[Entry, str]
+) -> dict[str, tuple[dict[str, int], int]]:
+    """See `Judged`."""
+    out = {}
+    for what in ("default", "published"):
+        pairs = [(*entry, *pair) for entry, now in answers.items() if (pair := getattr(now, what))]
+        out[what] = dict(Counter(failed[pair] for pair in pairs if pair in failed)), len(pairs)
+    return out
 
 
 def _plain(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """The lines of a frame as plain Python values, None where a value is missing."""
-    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in frame]
-    return [
-        {
-            str(name): int(value) if isinstance(value, np.integer) else value
-            for name, value in zip(frame, values, strict=True)
-        }
-        for values in zip(*columns, strict=True)
-    ]
+    lines = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    return [{str(name): value for name, value in line.items()} for line in lines]

@@ -51,11 +51,11 @@ def incumbents_of(scored: pd.DataFrame) -> dict[tuple[str, TableKey], list[Block
     }
 
 
-def uncompared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[BlockSizes]:
+def uncompared(rows: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -> list[BlockSizes]:
     """What a look-up answers today for those winners that were not compared with it, as it was not swept.
 
-    frame: the rows, of which scored and chosen are what `winners.scores` and `winners.choose` make. A pair
-    that was tried and failed is no rival, and counts as compared.
+    rows: those of the versions that decide, as `versions.deciding` gives them. scored, chosen: as
+    `winners.scores` and `winners.choose` do. A pair that failed is no rival, and counts as compared.
     """
     answers = {entry: pairs[0] for entry, pairs in incumbents_of(chosen).items()}
     today = [answers.get(entry) for entry in zip(chosen["target"], keys_of(chosen), strict=True)]
@@ -63,14 +63,14 @@ def uncompared(frame: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) 
 
     columns = [*ENTRY, *BLOCK_COLUMNS]
 
-    def entries(rows: pd.DataFrame) -> set[tuple[object, ...]]:
+    def entries(lines: pd.DataFrame) -> set[tuple[object, ...]]:
         for column, values in zip(BLOCK_COLUMNS, zip(*pairs, strict=True), strict=True):
-            rows = rows[rows[column].isin(values)]
-        return {tuple(row[c] for c in columns) for row in rows_of(rows[columns].drop_duplicates())}
+            lines = lines[lines[column].isin(values)]
+        return {tuple(row[c] for c in columns) for row in rows_of(lines[columns].drop_duplicates())}
 
     if not pairs:
         return []
-    tried = entries(scored) | entries(frame[frame["status"] != "ok"])
+    tried = entries(scored) | entries(rows[rows["status"] != "ok"])
     return [
         pair
         for won, blocks, pair in zip(rows_of(chosen[ENTRY]), blocks_of(chosen), today, strict=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import dataset, schema, winners
+from autotune.results import dataset, schema, versions, winners
 from autotune.results.rows import blocks_of, key_of, keys_of, pair_of, rows_of
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def of(frame: pd.DataFrame, name: str) -> Scoreboard:
             f"{name} has rows of {len(settings)} settings of the kernel's static arguments, which cannot be "
             "compared: name folders of one setting"
         )
+    scored = winners.scores(frame)
     return Scoreboard(
-        _scores(winners.scores(frame)),
-        _failures(frame),
+        _scores(scored),
+        _failures(versions.deciding(frame, scored)),
         name,
         settings[0]["vmem_limit_bytes"] if settings else None,
     )
@@ -134,9 +135,9 @@ def _scores(scored: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes,
 
 
 def _failures(frame: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes, Failure]]:
-    failed = frame[frame["status"] != "ok"].drop_duplicates(
-        ["target", *schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS]
-    )
+    candidate = ["target", *schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS]
+    failed = frame[frame["status"] != "ok"].sort_values("time", kind="stable")
+    failed = failed.drop_duplicates(candidate, keep="last")
     out: dict[tuple[str, TableKey], dict[BlockSizes, Failure]] = {}
     for line in rows_of(failed):
         key = key_of(line)

@@ -20,12 +20,14 @@ from autotune.errors import UsageError
 from autotune.io.terminal import WIDTH
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.jax_rpa.tiling import is_canonical
+from autotune.kernel.problem import BlockSizes
 from autotune.results import dataset, scores, unfinished
 from autotune.results.baselines import incumbent
 from autotune.results.schema import Tools
 from autotune.tpu.generations import GENERATIONS
-from tests.results.test_dataset import KEY, make_row
+from tests.results.test_dataset import KEY, TOOLS, make_row
 
+NEWER = Tools("0.12.0", "0.12.0", "0.0.50", "def")
 V6E = scores.COMMITTED_ROWS / "v6e"
 
 
@@ -164,7 +166,7 @@ def test_a_default_that_fails_is_not_one_that_was_not_tried(tmp_path: Path) -> N
         ],
     )
     seen = overview.overview(tmp_path)
-    assert [line.default_status for line in seen.lines] == ["vmem_oom", "timeout", None]
+    assert [line.default.status for line in seen.lines] == ["vmem_oom", "timeout", None]
     assert seen.failing == {"default": ({"vmem_oom": 1, "timeout": 1}, 3), "published": ({}, 0)}
     for form in ("text", "markdown"):
         said = render(seen, form)
@@ -196,11 +198,50 @@ def test_a_published_value_that_fails_is_told(tmp_path: Path) -> None:
     )
     seen = overview.overview(tmp_path)
     [line] = seen.lines
-    assert (line.default_status, line.default_cost) == ("ok", pytest.approx(2.0))
-    assert (line.published_status, line.published_cost) == ("compile_error", None)
+    assert line.default == (line.default.blocks, pytest.approx(2.0), "ok")
+    assert line.published == (pair, None, "compile_error")
     said = " ".join(render(seen, "text").split())
     assert "JAX's published value fails on 1 of 1 key: 1 compile_error" in said
     assert "JAX's default does not" not in said
+
+
+@pytest.mark.parametrize(
+    ("tools", "model"), [(NEWER, "1"), (TOOLS, "2")], ids=["another libtpu", "another model"]
+)
+def test_a_failure_of_another_version_is_none_of_the_deciding_one(
+    tmp_path: Path, tools: Tools, model: str
+) -> None:
+    """An older compiler refused JAX's pair and every pair of another key; the newer has not tried JAX's."""
+    today, lost = incumbent(GENERATIONS["v6e"], KEY).default, KEY._replace(max_model_len=4096)
+    older = [
+        make_row(*today, status="vmem_oom", model="1"),
+        make_row(8, key=lost, status="vmem_oom", model="1"),
+        make_row(4, key=lost, status="vmem_oom", model="1"),
+    ]
+    newer = {"minute": 1, "tools": tools, "model": model}
+    dataset.append(tmp_path, [*older, make_row(4, 64, **newer), make_row(2, 64, latency_us=2.0, **newer)])
+    dataset.append(tmp_path, [make_row(4, key=lost, status="compile_error", error="no", **newer)])
+    seen = overview.overview(tmp_path)
+    assert [line.default.status for line in seen.lines] == [None]
+    assert seen.failing["default"] == ({}, 2)
+    assert seen.uncompared == [today] == list(emit.read(tmp_path).uncompared)
+    assert seen.without_winner == [("v6e", lost, "4,32 is compile_error: no")]
+    board = scores.read([tmp_path])
+    assert board.failure("v6e", KEY, today) is None and board.failure("v6e", lost, BlockSizes(8, 32)) is None
+    refused = board.failure("v6e", lost, BlockSizes(4, 32))
+    assert refused and refused.status == "compile_error"
+    dataset.append(tmp_path, [make_row(*today, status="vmem_oom", **newer)])
+    seen = overview.overview(tmp_path)
+    assert [line.default.status for line in seen.lines] == ["vmem_oom"] and not seen.uncompared
+
+
+def test_what_the_compiler_of_a_timed_winner_refuses_counts(tmp_path: Path) -> None:
+    today = incumbent(GENERATIONS["v6e"], KEY).default
+    timed = {"source": "measured", "latency_low_us": 1.0, "latency_high_us": 1.0}
+    dataset.append(tmp_path, [make_row(4, 64, **timed), make_row(2, 64, **timed)])
+    dataset.append(tmp_path, [make_row(*today, status="vmem_oom", model="1")])
+    [line] = overview.overview(tmp_path).lines
+    assert (line.source, line.default.status) == ("measured", "vmem_oom")
 
 
 def test_a_cost_is_never_nothing(tmp_path: Path) -> None:
@@ -274,13 +315,12 @@ def test_several_folders_are_told_of_merge(tmp_path: Path) -> None:
 
 
 def test_what_a_winner_was_compared_with_is_told(tmp_path: Path) -> None:
-    newer = Tools("0.12.0", "0.12.0", "0.0.50", "def")
     dataset.append(tmp_path, [make_row(pages, latency_us=float(pages)) for pages in (1, 2, 4)])
     dataset.append(tmp_path, [make_row(16, status="vmem_oom")])
     assert "each winner is among 3 of 4 candidates of its key; passed over: 1 failed" in " ".join(
         render(overview.overview(tmp_path), "text").split()
     )
-    dataset.append(tmp_path, [make_row(8, latency_us=9.0, minute=9, tools=newer)])
+    dataset.append(tmp_path, [make_row(8, latency_us=9.0, minute=9, tools=NEWER)])
     seen = overview.overview(tmp_path)
     said = "among 3 of 5 candidates of its key; passed over: 1 failed, 1 with rows of other versions only"
     for form in ("text", "markdown"):

@@ -13,7 +13,6 @@ from autotune.analysis.report import agreement, entries, provenance, regret
 from autotune.errors import UsageError
 from autotune.io.folders import Folder
 from autotune.results import dataset, maintenance, schema, winners
-from autotune.results.baselines import incumbents_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +22,7 @@ COLUMNS = [*winners.READ_COLUMNS, "autotune", "device_kind", "host"]
 
 class Report(NamedTuple):
     """All that the page shows. regret: a matrix for each setting of the kernel. failing: see
-    `show.Overview`."""
+    `overview.Judged`."""
 
     keys: entries.Gathered
     regret: list[regret.Matrix]
@@ -47,15 +46,14 @@ def build(folders: Sequence[Folder], target: str | None = None) -> Report:
     if frame.empty:
         raise UsageError(maintenance.nothing(folders, target, held))
     timed = frame[frame["source"] != schema.INTERPRETED].reset_index(drop=True)
-    scored = winners.scores(timed)
-    chosen = winners.choose(scored, incumbents_of(scored))
+    judged = overview.judge(timed)
     keys = entries.gather(frame)
-    entries.decide(keys, chosen, overview.compared(timed, scored, chosen))
+    entries.decide(keys, judged.lines)
     return Report(
         keys,
-        regret.matrices(timed, chosen),
+        regret.matrices(timed, judged.chosen),
         agreement.of(timed, keys.numbers),
-        overview.failing(timed),
+        judged.failing,
         provenance.of(frame, folders),
     )
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.analysis.overview import Rival
 from autotune.analysis.report.agreement import Point
 from autotune.analysis.report.data import Report
 from autotune.analysis.report.entries import Cell, Entry
@@ -48,14 +49,15 @@ def _entry(entry: Entry) -> dict[str, Any]:
         "winner": entry.winner,
         "us": _short(entry.us),
         "tied": entry.tied,
-        "default": entry.default,
-        "default_cost": _short(entry.default_cost),
-        "default_status": entry.default_status,
-        "published": entry.published,
-        "published_cost": _short(entry.published_cost),
-        "published_status": entry.published_status,
+        **_rival("default", entry.default),
+        **_rival("published", entry.published),
         "runs": [{**run._asdict(), "cells": [_cell(cell) for cell in run.cells]} for run in entry.runs],
     }
+
+
+def _rival(name: str, rival: Rival | None) -> dict[str, Any]:
+    blocks, cost, status = rival or (None, None, None)
+    return {name: blocks, f"{name}_cost": _short(cost), f"{name}_status": status}
 
 
 def _cell(cell: Cell) -> list[Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autotune.analysis import overview
+from autotune.analysis.overview import Line, Rival
 from autotune.kernel.jax_rpa.call import published_table
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results import schema, winners
@@ -53,29 +53,24 @@ class Run(NamedTuple):
 class Entry:
     """A key on a generation under one setting (by number) of the kernel.
 
-    runs: the one that decides first, then by how far they are trusted. winner: None where nothing is ok. The
-    costs are relative to the winner's latency, None where they are unknown; a status is ok, why the pair
-    failed, or None where it was not tried.
+    runs: the one that decides first, then by how far they are trusted. winner: None where nothing is ok. us:
+    the winner's latency, microseconds.
     """
 
     target: str
     key: TableKey
     setting: int
-    default: BlockSizes
-    published: BlockSizes | None
+    default: Rival
+    published: Rival | None
     runs: list[Run] = dataclasses.field(default_factory=list)
     winner: BlockSizes | None = None
     us: float | None = None
     tied: int = 0
-    default_cost: float | None = None
-    published_cost: float | None = None
-    default_status: str | None = None
-    published_status: str | None = None
 
     @property
     def today(self) -> BlockSizes:
         """What JAX's look-up hands out: the published pair, else the default."""
-        return self.published or self.default
+        return (self.published or self.default).blocks
 
 
 class _Numbers(dict[tuple[Any, ...], int]):
@@ -117,7 +112,8 @@ def gather(frame: pd.DataFrame) -> Gathered:
             key = key_of(line)
             setting = settings[tuple(line[name] for name in schema.SETTING_COLUMNS)]
             now = incumbent(GENERATIONS[line["target"]], key, published)
-            entries.append(Entry(line["target"], key, setting, now.default, now.published))
+            listed = Rival(now.published) if now.published else None
+            entries.append(Entry(line["target"], key, setting, Rival(now.default), listed))
         places.append(place)
         made.setdefault(place, []).append(_row(line, failures))
     scores = _scores(frame, places)
@@ -130,17 +126,14 @@ def gather(frame: pd.DataFrame) -> Gathered:
     return Gathered(entries, numbers, list(settings), list(tools), list(failures))
 
 
-def decide(gathered: Gathered, chosen: pd.DataFrame, lines: Sequence[overview.Line]) -> None:
-    """Put winners into their entries; chosen and lines: as `winners.choose` and `show.compared` give them."""
+def decide(gathered: Gathered, lines: Sequence[Line]) -> None:
+    """Put winners, as `overview.judge` has them, into their entries."""
     tools = {kit: number for number, kit in enumerate(gathered.tools)}
-    for entry, kit, line in zip(
-        _tuples(chosen, winners.ENTRY), _tuples(chosen, winners.TOOLS), lines, strict=True
-    ):
+    for line in lines:
+        entry, kit = (tuple(line.won[name] for name in names) for names in (winners.ENTRY, winners.TOOLS))
         one = gathered.entries[gathered.numbers[entry]]
-        one.winner = BlockSizes(*map(int, line.blocks))
-        one.us, one.tied = float(line.latency_us), int(line.tied)
-        one.default_cost, one.published_cost = line.default_cost, line.published_cost
-        one.default_status, one.published_status = line.default_status, line.published_status
+        one.winner, one.us, one.tied = line.blocks, line.latency_us, line.won["tied"]
+        one.default, one.published = line.default, line.published
         first = next(i for i, run in enumerate(one.runs) if run.tools == tools[kit])
         one.runs.insert(0, one.runs.pop(first))
 

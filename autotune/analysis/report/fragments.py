@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from autotune.analysis.diff import Regret
+from autotune.analysis.overview import Rival
 from autotune.analysis.report.data import Report
 from autotune.analysis.report.entries import Entry
 from autotune.analysis.report.provenance import Source
@@ -90,10 +91,8 @@ def _winner(entry: Entry) -> list[str]:
         _pair(entry.winner) or "none",
         f"{entry.us:.4g}" if entry.us else "",
         entry.runs[0].source,
-        _cost(entry.default, entry.default_cost, entry.default_status),
-        _cost(entry.published, entry.published_cost, entry.published_status)
-        if entry.published
-        else "not listed",
+        _cost(entry.default),
+        _cost(entry.published) if entry.published else "not listed",
     ]
 
 
@@ -101,9 +100,10 @@ def _pair(blocks: Sequence[int] | None) -> str:
     return f"{blocks[0]},{blocks[1]}" if blocks else ""
 
 
-def _cost(blocks: Sequence[int] | None, cost: float | None, status: str | None) -> str:
+def _cost(rival: Rival) -> str:
     """A pair and what it costs, or why it failed, or that it was not tried."""
-    return f"{_pair(blocks)} {_above(cost) if cost is not None else status or 'not tried'}"
+    said = _above(rival.cost) if rival.cost is not None else rival.status or "not tried"
+    return f"{_pair(rival.blocks)} {said}"
 
 
 def _above(ratio: float) -> str:

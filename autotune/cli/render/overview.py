@@ -9,10 +9,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from autotune.analysis.overview import Line, Overview
+from autotune.analysis.overview import Line, Overview, Rival
 from autotune.io.terminal import WIDTH, cell, counted, folded, printable
 from autotune.kernel.problem import BlockSizes, TableKey
-from autotune.results import schema
+from autotune.results import schema, winners
 from autotune.results.baselines import uncompared_text
 from autotune.tpu.generations import MIB
 
@@ -45,6 +45,7 @@ def render(seen: Overview, form: str) -> str:
 def record(line: Line) -> dict[str, Any]:
     """A winner by column; None where there is no value. A cost of 1.25 is 25% above the winner's latency; a
     status is ok, why the pair failed, or None where it was not tried."""
+    won = line.won
     out: dict[str, Any] = {
         "target": line.target,
         **line.key._asdict(),
@@ -54,23 +55,15 @@ def record(line: Line) -> dict[str, Any]:
         "latency_us": line.latency_us,
         "latency_low_us": line.low_us,
         "latency_high_us": line.high_us,
-        "workloads": line.workloads,
-        "of_workloads": line.of_workloads,
-        "compared": line.compared,
-        "candidates": line.candidates,
-        **line.passed_over,
-        "tied": line.tied,
-        "vmem_used_bytes": line.vmem_used_bytes,
+        **{name: won[name] for name in ("workloads", "of_workloads", "compared", "candidates")},
+        **{name: won[name] for name in (*winners.PASSED_OVER, "tied", "vmem_used_bytes")},
     }
-    for name, pair, cost, status in (
-        ("default", line.incumbent.default, line.default_cost, line.default_status),
-        ("published", line.incumbent.published, line.published_cost, line.published_status),
-    ):
-        for column, value in zip(BlockSizes._fields, pair or (None, None), strict=True):
-            out[f"{name}_{column}"] = value
-        out[f"{name}_cost"] = cost
-        out[f"{name}_status"] = status
-    return out | line.tools
+    for name, rival in (("default", line.default), ("published", line.published)):
+        for column in BlockSizes._fields:
+            out[f"{name}_{column}"] = getattr(rival.blocks, column) if rival else None
+        out[f"{name}_cost"] = rival.cost if rival else None
+        out[f"{name}_status"] = rival.status if rival else None
+    return out | {name: won[name] for name in ("model", *schema.TOOL_COLUMNS)}
 
 
 def _csv(seen: Overview) -> str:
@@ -207,8 +200,8 @@ def _table(lines: Sequence[Line]) -> Table:
             *(value for name, value in _columns(line) if name in names),
             f"{line.blocks[0]},{line.blocks[1]}",
             f"{line.latency_us:.4g}",
-            _cost(line.blocks, line.incumbent.default, line.default_cost, line.default_status),
-            _cost(line.blocks, line.incumbent.published, line.published_cost, line.published_status),
+            _cost(line.blocks, line.default),
+            _cost(line.blocks, line.published),
         )
     return out
 
@@ -262,15 +255,15 @@ def _short_dtypes(key: TableKey) -> str:
     return kv if q == kv or q == "bf16" else f"{q}/{kv}"
 
 
-def _cost(winner: BlockSizes, blocks: BlockSizes | None, cost: float | None, status: str | None) -> str:
+def _cost(winner: BlockSizes, rival: Rival | None) -> str:
     """What another pair costs beside the winner: '=', '+12%', '!' where it failed, '?' where it was not
     tried, '-' for none."""
-    if blocks is None:
+    if rival is None:
         return "-"
-    if blocks == winner:
+    if rival.blocks == winner:
         return "="
-    pair = f"{blocks[0]},{blocks[1]}"
-    if cost is None:
-        return f"{pair} !" if status and status != "ok" else f"{pair} ?"
-    percent = (cost - 1) * 100
+    pair = f"{rival.blocks[0]},{rival.blocks[1]}"
+    if rival.cost is None:
+        return f"{pair} !" if rival.status and rival.status != "ok" else f"{pair} ?"
+    percent = (rival.cost - 1) * 100
     return f"{pair} +{percent:.0f}%" if round(percent) else f"{pair} <1%"
