@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import platform
-import queue
 import statistics
 import time
 from collections import Counter
@@ -14,55 +13,33 @@ from typing import Any, NamedTuple
 
 import autotune
 from autotune import sweep
+from autotune.analysis.candidate import BLOCKS, PROFILE_REPEATS, Tried, try_candidate
 from autotune.compile.cache import Store
-from autotune.compile.local_pool import CompilePool
 from autotune.errors import MachineError
 from autotune.io import installed
 from autotune.io.folders import Folder
 from autotune.io.terminal import counted
-from autotune.kernel.jax_rpa.inputs import pool_pages
-from autotune.kernel.jax_rpa.interpret import cut
-from autotune.kernel.problem import BlockSizes
-from autotune.kernel.workload import Workload
 from autotune.keys import presets
 from autotune.model.calibrate import current
 from autotune.results import dataset, schema
 from autotune.results.rows import rows_of
-from autotune.results.schema import KERNEL_EVENTS, WALL_CLOCK
+from autotune.results.schema import KERNEL_EVENTS
 from autotune.search.plan import Plan, Request, workload_of
 from autotune.search.strategy import Search
 from autotune.sweep import Summary
-from autotune.timing.device_process import Device, DeviceDied, PrepareFailed
-from autotune.timing.device_worker import Turn
 from autotune.timing.devices import Devices
 from autotune.timing.history import Known
 from autotune.timing.shortlist import LEAST_AGREEMENT, agreement, geometric_mean
 from autotune.timing.slot import Slot
-from autotune.timing.timer import EMPTY_PROFILES, KERNELLESS_PROFILES
 from autotune.tpu.attached import Attached
-from autotune.tpu.compiler import Compiled
-from autotune.tpu.executable import Call, Executable
 from autotune.tpu.generations import Generation
 
 OK, FAILED, NOT_APPLICABLE = "ok", "failed", "not applicable"
 NAMES = ("detection", "chips", "executables", "results", "profile", "sweep", "clock", "ranking")
 
-BLOCKS = BlockSizes(4, 32)  # they compile for every generation and layout of the preset
 LARGEST_CHANGE = 0.02  # of a median, from one process to the next: twice a sweep's default --precision
-# Until these many profiles every timer has settled on a clock, whatever they hold.
-DECIDING_PROFILES = EMPTY_PROFILES + KERNELLESS_PROFILES - 1
-DECIDING_CALLS = 2  # of each workload, in each of them
-# How long a profile takes is asked of a short and of a long one, so often each.
-PROFILE_CALLS = (1, 100)
-PROFILE_REPEATS = 3
 # Statuses of a candidate that are no fault of what is checked here.
 EXPECTED_STATUSES = ("ok", "vmem_oom", "smem_oom")
-
-# Seconds, for the estimate alone. No TPU has said yet: three starts of libtpu, and a key's inputs, reference
-# and some three rounds with a profile each. Those of the interpreter are of two cores.
-START_SECONDS, KEY_SECONDS = 60.0, 6.0
-INTERPRETED_START_SECONDS, INTERPRETED_KEY_SECONDS = 20.0, 8.0
-TIMED_OF_A_KEY = 5  # candidates
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,33 +51,21 @@ class Check:
     seen: str
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Head:
-    """What the findings are of. device_kind: as the device spells it; None where it did not get so far.
-    interpreted: the CPU stands in for a TPU of the generation."""
+def head(interpreted: bool, generation: Generation | None, device_kind: str | None) -> dict[str, Any]:
+    """What the findings are of, with the versions of this environment.
 
-    autotune: str
-    interpreted: bool
-    generation: str | None
-    device_kind: str | None
-    jax: str | None
-    jaxlib: str | None
-    libtpu: str | None
-    python: str
-    system: str
-
-    @classmethod
-    def here(cls, interpreted: bool, generation: Generation | None, device_kind: str | None) -> Head:
-        """With the versions of this environment."""
-        return cls(
-            autotune=autotune.__version__,
-            interpreted=interpreted,
-            generation=generation.name if generation else None,
-            device_kind=device_kind,
-            **{name: installed.version(name) for name in ("jax", "jaxlib", "libtpu")},
-            python=platform.python_version(),
-            system=platform.platform(terse=True),
-        )
+    interpreted: the CPU stands in for a TPU of the generation. device_kind: as the device spells it; None
+    where it did not get so far.
+    """
+    return {
+        "autotune": autotune.__version__,
+        "interpreted": interpreted,
+        "generation": generation.name if generation else None,
+        "device_kind": device_kind,
+        **{name: installed.version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "python": platform.python_version(),
+        "system": platform.platform(terse=True),
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,26 +81,6 @@ class Study:
     progress: Callable[[Plan, Search], sweep.Progress]
 
 
-@dataclasses.dataclass
-class Tried:
-    """What came of one candidate on one device.
-
-    verdict: of the compile ahead. refused: why its executable did not load. error: why it has no right
-    outputs. outputs: how many were right. timer, note: as session.Timed has them. calls, found: those that
-    were profiled, and those of them that the profiles hold. seconds: of one profile, by its calls.
-    """
-
-    verdict: Compiled
-    refused: str | None = None
-    error: str | None = None
-    outputs: int = 0
-    timer: str | None = None
-    note: str | None = None
-    calls: int = 0
-    found: int = 0
-    seconds: dict[int, float] = dataclasses.field(default_factory=dict)
-
-
 def request(generation: Generation, interpreted: bool) -> Request:
     """The smoke keys; for the interpreter one a layout, two candidates and one workload."""
     keys = presets.keys("smoke")
@@ -149,19 +94,6 @@ def request(generation: Generation, interpreted: bool) -> Request:
         queries=(32,),
         workloads=("mixed",),
     )
-
-
-def expected_seconds(study: Study, interpreted: bool) -> float:
-    """Roughly how long `examine` takes, without what is recorded already."""
-    start, of_a_key = START_SECONDS, KEY_SECONDS
-    if interpreted:
-        start, of_a_key = INTERPRETED_START_SECONDS, INTERPRETED_KEY_SECONDS
-    outlook = sweep.prepare(study.request, study.folder / "first", study.store).search.outlook()
-    compiling = outlook.seconds / study.jobs  # schedules; the second sweep finds them in the store
-    if outlook.programs and not interpreted:
-        executables = 2 * TIMED_OF_A_KEY * len(study.request.keys)
-        compiling += outlook.seconds / outlook.programs * executables / study.jobs
-    return start + compiling + 2 * of_a_key * len(study.request.keys)
 
 
 def detection(find: Callable[[], Attached]) -> tuple[Check, Attached | None]:
@@ -204,7 +136,7 @@ def examine(study: Study, start: Callable[[], Devices]) -> Iterator[Check]:
             yield from skipped("chips", "no chip could be taken")
             return
         devices = devices._replace(slots=taken)
-        tried = try_candidate(study, devices)
+        tried = try_candidate(study.request, devices, study.timeout)
         yield executables(tried)
         yield right(tried)
         if tried.error:
@@ -299,101 +231,6 @@ def _started(slot: Slot) -> _Start:
 # One candidate on one device.
 
 
-def try_candidate(study: Study, devices: Devices) -> Tried:
-    """Compile BLOCKS of the first key ahead, load and run them on the first device, and profile them."""
-    request, slot, interpreted = study.request, devices.slots[0], devices.timing.interpreted
-    problem = request.keys[0].canonical_problem(request.max_num_seqs)
-    workloads = _workloads(request, interpreted)
-    target = None if interpreted else request.generation.name
-    call = Call(
-        target=target,
-        problem=problem,
-        total_num_pages=pool_pages(problem, workloads, interpreted=interpreted),
-        blocks=BLOCKS,
-        settings=request.settings,
-        device=slot.index,
-    )
-    executable = _compiled_ahead(call, study.timeout)
-    tried = Tried(executable.verdict)
-
-    def prepared() -> Device:
-        device = slot.device()
-        device.prepare(problem, workloads, request.settings, request.seed, target)
-        return device
-
-    try:
-        device = _loaded(slot, prepared, executable.payload, tried)
-        if not tried.error:
-            tried.outputs = len(workloads)
-            _profile(device, len(workloads), tried)
-    except DeviceDied as died:
-        slot.drop()
-        tried.error = died.said
-    except (PrepareFailed, MachineError) as error:
-        tried.error = str(error)
-    return tried
-
-
-def _workloads(request: Request, interpreted: bool) -> tuple[Workload, ...]:
-    """Of the first key, as a sweep makes them."""
-    key = request.keys[0]
-    problem = key.canonical_problem(request.max_num_seqs)
-    made = [workload_of(w, key, problem, request.seed) for w in request.workloads]
-    return tuple(dict.fromkeys(cut(w, problem) if interpreted else w for w in made))
-
-
-def _compiled_ahead(call: Call, timeout: float) -> Executable:
-    """What a worker that holds no device makes of a candidate."""
-    done: queue.SimpleQueue[Executable] = queue.SimpleQueue()
-    with CompilePool(1, timeout) as pool:
-        pool.submit_ahead(call, done.put)
-        executable = done.get()
-        if pool.broken:  # what came says nothing then
-            return Executable(verdict=Compiled(status="crashed", error=str(pool.broken)))
-    return executable
-
-
-def _loaded(slot: Slot, prepared: Callable[[], Device], payload: bytes | None, tried: Tried) -> Device:
-    """The device with the candidate loaded, if need be compiled there; tried.error says why it is not."""
-    device = prepared()
-    try:
-        loaded = device.load(BLOCKS, payload)
-    except DeviceDied as died:
-        if not died.loading:
-            raise
-        tried.refused = died.said
-        slot.drop()
-        device = prepared()
-        loaded = device.load(BLOCKS, None)
-    if payload and loaded.compiled and not tried.refused:
-        tried.refused = loaded.refused or "no reason was given"
-    slot.refused = tried.refused
-    if loaded.status != "ok":
-        tried.error = f"{loaded.status}: {loaded.error}"
-    return device
-
-
-def _profile(device: Device, workloads: int, tried: Tried) -> None:
-    """Have the device settle on a clock; if that is a profile's, see what one costs and what it loses."""
-    deciding = [Turn(w, BLOCKS) for w in range(workloads) for _ in range(DECIDING_CALLS)]
-    for _ in range(DECIDING_PROFILES):
-        timed = device.time(deciding)
-        tried.timer, tried.note = timed.timer, timed.note or tried.note
-        if tried.timer:
-            break
-    if tried.timer in (None, WALL_CLOCK):
-        return
-    for calls in PROFILE_CALLS:
-        took = []
-        for _ in range(PROFILE_REPEATS):
-            start = time.monotonic()
-            timed = device.time([Turn(0, BLOCKS)] * calls)
-            took.append(time.monotonic() - start)
-            tried.calls += calls
-            tried.found += sum(map(len, timed.seconds.values()))
-        tried.seconds[calls] = statistics.median(took)
-
-
 def executables(tried: Tried) -> Check:
     """Whether what a worker compiled was loaded as it was."""
     pair = f"{BLOCKS[0]},{BLOCKS[1]}"
@@ -413,15 +250,17 @@ def right(tried: Tried) -> Check:
     """Whether the candidate's outputs are those of the reference."""
     if tried.error:
         return Check("results", FAILED, tried.error)
-    which = "its output" if tried.outputs == 1 else f"its {tried.outputs} outputs, one a workload,"
-    return Check("results", OK, f"{which} agree{'s' if tried.outputs == 1 else ''} with the reference")
+    outputs = len(tried.results)
+    which = "its output agrees" if outputs == 1 else f"its {outputs} outputs, one a workload, agree"
+    return Check("results", OK, f"{which} with the reference")
 
 
 def profile(tried: Tried, interpreted: bool) -> Check:
     """Whether a profile holds the kernel's events, and the seconds that one takes."""
+    last = tried.results[-1]
+    clock = f"timed by the {last.timer}"
     if interpreted:
-        clock = tried.timer or "no clock"
-        return Check("profile", NOT_APPLICABLE, f"timed by the {clock}: a CPU's profile has no device events")
+        return Check("profile", NOT_APPLICABLE, f"{clock}: a CPU's profile has no device events")
     costs = ""
     if tried.seconds:
         (few, short), (many, long) = tried.seconds.items()
@@ -429,10 +268,9 @@ def profile(tried: Tried, interpreted: bool) -> Check:
             f"; a profile takes {short:.2f} s with {counted(few, 'call')} and {long:.2f} s with {many}, all "
             f"told (medians of {PROFILE_REPEATS}); {tried.found} of {tried.calls} calls are in them"
         )
-    if tried.timer == KERNEL_EVENTS:
-        return Check("profile", OK, f"timed by the {KERNEL_EVENTS}{costs}")
-    note = f" ({tried.note})" if tried.note else ""
-    clock = f"timed by the {tried.timer}" if tried.timer else f"no clock after {DECIDING_PROFILES} profiles"
+    if last.timer == KERNEL_EVENTS:
+        return Check("profile", OK, clock + costs)
+    note = f" ({last.note})" if last.note else ""
     return Check("profile", FAILED, f"{clock}, not by the {KERNEL_EVENTS}{note}{costs}")
 
 

@@ -78,7 +78,7 @@ class Result:
     """What came of a candidate on one workload.
 
     seconds: every timing; of them, `found` is the median. compiled_here: its executable did not load, and the
-    process that holds the chip compiled one itself.
+    process that holds the chip compiled one itself. note: what the last profile lacked, if any lacked it.
     """
 
     blocks: BlockSizes
@@ -90,6 +90,7 @@ class Result:
     seconds: tuple[float, ...] = ()
     found: Median | None = None
     timer: str | None = None
+    note: str | None = None
     compiled_here: bool = False
     needed_bytes: int | None = None
     limit_bytes: int | None = None
@@ -163,6 +164,7 @@ class KeyTiming:
         self._rule = rule
         self._rng = rng
         self._clock = job.clock
+        self._note: str | None = None
         self._known: dict[BlockSizes, dict[str, Median]] = {b: dict(m) for b, m in job.timed.items()}
         self._failed = set(job.failed)
         self._tried = {*job.failed, *(blocks for blocks in job.timed if not self._untimed(blocks))}
@@ -326,6 +328,7 @@ class KeyTiming:
         return self._job.predicted.get(blocks, {}).get(batch.fingerprint)
 
     def _take_samples(self, order: Sequence[Turn], timed: Timed, seconds: float) -> None:
+        self._note = timed.note or self._note
         if timed.timer is None:  # the first profiles; none of them says yet what the clock is
             return
         if timed.timer != self._clock:
@@ -378,6 +381,7 @@ class KeyTiming:
             seconds=samples,
             found=found,
             timer=self._clock,
+            note=self._note,
             compiled_here=entry.compiled_here,
             compile_seconds=entry.executable.verdict.seconds,
         )

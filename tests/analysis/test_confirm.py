@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autotune.analysis import confirm
-from autotune.analysis.confirm import FAILED, NAMES, NOT_APPLICABLE, OK, Check, Head, Study
+from autotune.analysis.confirm import FAILED, NAMES, NOT_APPLICABLE, OK, Check, Study
 from autotune.cli.render import confirm as confirm_formats
 from autotune.compile.cache import Store
 from autotune.errors import EXIT_MACHINE, EXIT_USAGE, MachineError
@@ -29,7 +29,7 @@ from tests.timing.test_device_sweep import Quiet
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
 LARGE, SMALL = BlockSizes(4, 32), BlockSizes(2, 32)  # in the order that the model predicts
 LATENCIES = {LARGE: 100e-6, SMALL: 120e-6}
-TPU = Head.here(interpreted=False, generation=generations.V6E, device_kind="TPU v6 lite")
+TPU = confirm.head(interpreted=False, generation=generations.V6E, device_kind="TPU v6 lite")
 
 
 @pytest.fixture(scope="module")

@@ -123,7 +123,7 @@ def test_pairs_not_ok_on_every_workload_have_no_score(tmp_path: Path) -> None:
         *(make_row(8, 32, workload=w, latency_us=2.0) for w in ("mixed", "decode-heavy")),
         *(make_row(16, 32, workload=w, latency_us=3.0) for w in ("mixed", "decode-heavy")),
         make_row(4, 32, workload="mixed", latency_us=1.0),
-        make_row(4, 32, workload="decode-heavy", status="timeout", error="slow"),
+        make_row(4, 32, workload="decode-heavy", status="compile_error", error="no"),
         make_row(2, 32, workload="mixed", latency_us=9.0),
     )
     [entry] = report.keys.entries

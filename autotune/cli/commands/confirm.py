@@ -97,7 +97,7 @@ def _confirm(out: Folder, folder: Folder, interpret: bool, form: str, jobs: int)
         detected, found = confirm.detection(attached.attached)
     generation = generations.V6E if interpret else found.generation if found else None
     device_kind = "cpu" if interpret else found.device_kind if found else None
-    head = confirm.Head.here(interpret, generation, device_kind)
+    head = confirm.head(interpret, generation, device_kind)
     checks = [detected]
     if form == "text":
         click.echo(confirm_formats.head(head))
@@ -118,7 +118,7 @@ def _confirm(out: Folder, folder: Folder, interpret: bool, form: str, jobs: int)
 def _further(generation: Generation, found: Attached | None, folder: Folder, jobs: int) -> Iterator[Check]:
     """All checks but detection; found: None for the interpreter."""
     from autotune.analysis import confirm
-    from autotune.cli.progress import CompileProgress, duration
+    from autotune.cli.progress import CompileProgress
     from autotune.compile.cache import Store, default_path
     from autotune.timing.devices import Limits, of_this_host
     from autotune.timing.statistics import StoppingRule
@@ -141,6 +141,6 @@ def _further(generation: Generation, found: Attached | None, folder: Folder, job
         run_timeout=RUN_TIMEOUT,
         compile_timeout=COMPILE_TIMEOUT,
     )
-    guess = "a guess: no TPU has said yet" if found else "less where some is recorded already"
-    say(f"about {duration(confirm.expected_seconds(study, interpreted=found is None))} ({guess})")
+    minutes = "ten minutes" if found else "a minute"
+    say(f"about {minutes}, less where some is recorded already")
     yield from confirm.examine(study, lambda: of_this_host(found, limits))
