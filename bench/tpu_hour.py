@@ -1,13 +1,13 @@
 """What an hour on a TPU host buys: the time of a sweep of all published keys, added up without a TPU.
 
-    python -m bench.tpu_hour --target v6e [--chips 4] [--keys 20] [--before before.json]
+    python -m bench.tpu_hour --target v6e [--chips 4] [--keys 20]
 
 Measured here, on one core: the CPU seconds of every program that the process with the chip compiles, ahead of
 time for the topology of one chip; the host's part of inputs and reference; reading a profile. Counted: traces
 and calls, by the real scheduling code on a scripted device that answers with the modelled latencies and 1%
 of noise, every executable there at once. What only a TPU tells is assumed, and said in the table. The keys,
 their candidates and the compiles of the other cores come from the rows that are committed with the table.
-`bench.tpu_hour_before` makes the account of an older tree. Half a minute on one core.
+Half a minute on one core.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import json
 import math
 import multiprocessing
 import os
@@ -45,7 +44,6 @@ from autotune.kernel.problem import (
 )
 from autotune.kernel.workload import GENERATORS, Workload, generate, place
 from autotune.keys import presets
-from autotune.model.calibrate import current
 from autotune.results import dataset, schema
 from autotune.results.rows import rows_of
 from autotune.search.plan import Planner, Request
@@ -76,13 +74,6 @@ LOAD_SECONDS = 0.1  # of one executable
 HOST_BYTES_PER_SECOND = 5e9
 DISPATCH_SECONDS = 0.0003  # of one call, the wait included
 
-# On v6e: CPU seconds a key in the process with the chip; minutes by chips, at that cost of a trace.
-WANTED_CPU_SECONDS = 1.0
-WANTED_TRACES = 4.0
-WANTED_AT = 0.3
-WANTED_MINUTES = {1: 60.0, 4: 20.0}
-
-
 # The keys and what is known of them.
 
 
@@ -110,15 +101,6 @@ class Case:
     def workloads(self) -> tuple[Workload, ...]:
         return tuple(generate(name, self.problem) for name in GENERATORS)
 
-    def as_json(self) -> dict[str, Any]:
-        """What `bench.tpu_hour_before` hands to the older tree."""
-        latencies = [
-            (*blocks, batch, seconds)
-            for blocks, batches in self.latency.items()
-            for batch, seconds in batches.items()
-        ]
-        return {"key": self.key, "ranking": self.ranking, "always": self.always, "latencies": latencies}
-
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
@@ -145,7 +127,7 @@ def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
         keys=tuple(keys or presets.keys("published")),
         settings=Settings(**settings),
     )
-    model = current(generation).version
+    model = row["model"]  # constants may have been fitted anew since
     known = Known(request, schema.MEASURED, tools, model)
     known.read(frame)
     plan = Planner(request, frame, tools, model).plan()
@@ -348,11 +330,6 @@ class Measured(NamedTuple):
     marks: float
     host: HostWork
 
-    @property
-    def anew(self) -> float:
-        """CPU seconds a key of the sample, if each had its programs compiled in a process of its own."""
-        return sum(self.pools[layout] * n for layout, n in self.keys.items()) / self.keys.total() + self.marks
-
 
 def measured(target: str, cases: Sequence[Case]) -> Measured:
     """The compiles and the host's work of a sample of keys."""
@@ -454,31 +431,37 @@ def pipelined(executables: Sequence[Sequence[float]], a_key: float, number: int,
     return max(done)
 
 
-COMPILES = "compiles: pool, queries, marks"
-REFERENCES = "compiles: references"
-
-
 def account(preset: Preset, timings: Sequence[Timing], found: Measured) -> Account:
-    """The tree as it is."""
+    """The terms, and what else is compiled."""
     pools = len({pooled(case.problem) for case in preset.cases})
     host, keys = found.host, len(preset.cases)
     outputs = len(GENERATORS) * sum(len(timing.asked) for timing in timings)
     compiled = pools * mean(found.pools.values()) + found.marks
     terms = (
-        Term(COMPILES, compiled, f"measured: {pools} pools, kept on disk; 3 marks", each_chip=True),
-        Term(REFERENCES, 0.0, "none, the host computes them"),
+        Term(
+            "compiles: pool, queries, marks",
+            compiled,
+            f"measured: {pools} pools, kept on disk; 3 marks",
+            each_chip=True,
+        ),
         Term("values of the pool, host", host.pool * keys, "measured; once a key, if layouts alternate"),
         Term("queries and page tables, host", host.queries * keys, "measured"),
         Term("reference, host", host.reference * keys, "measured, one core"),
         Term("comparing outputs, host", host.mismatch * outputs, "measured"),
         Term("reading profiles", math.fsum(t.reading_seconds for t in timings), "measured, scripted profile"),
-        *common(preset, timings),
+        *of_the_chip(preset, timings),
     )
-    return summed(preset, timings, terms)
+    cases = {case.key: case for case in preset.cases}
+    return Account(
+        terms,
+        sum(timing.traces for timing in timings),
+        tuple(tuple(cases[t.key].compile_seconds[blocks] for blocks in t.asked) for t in timings),
+        preset.schedules,
+    )
 
 
-def common(preset: Preset, timings: Sequence[Timing]) -> tuple[Term, ...]:
-    """The terms that a TPU decides, of either tree."""
+def of_the_chip(preset: Preset, timings: Sequence[Timing]) -> tuple[Term, ...]:
+    """The terms that a TPU decides."""
     cases = {case.key: case for case in preset.cases}
     candidates = sum(len(timing.asked) for timing in timings)
     first = math.fsum(
@@ -502,63 +485,18 @@ def query_bytes(problem: Problem) -> int:
     return values * DTYPE_BITS[problem.q_dtype] // 8
 
 
-def summed(preset: Preset, timings: Sequence[Timing], terms: tuple[Term, ...]) -> Account:
-    cases = {case.key: case for case in preset.cases}
-    return Account(
-        terms,
-        sum(timing.traces for timing in timings),
-        tuple(tuple(cases[t.key].compile_seconds[blocks] for blocks in t.asked) for t in timings),
-        preset.schedules,
-    )
-
-
-def account_before(preset: Preset, path: Path) -> Account:
-    """An older tree, from what `bench.tpu_hour_before` wrote."""
-    told = json.loads(path.read_text())
-    timings = [
-        Timing(
-            TableKey(*found["key"]),
-            tuple(BlockSizes(*blocks) for blocks in found["asked"]),
-            found["traces"],
-            found["calls"],
-            found["device_seconds"],
-            0.0,
-        )
-        for found in told["timings"]
-    ]
-    seconds: dict[str, list[float]] = {}
-    for line in told["compiles"]:
-        name = line["program"] if line["program"] in told["distinct"] else "reference"
-        seconds.setdefault(name, []).append(line["seconds"])
-    made = sum(number * mean(seconds[name]) for name, number in told["distinct"].items())
-    references = mean(seconds["reference"]) * len(GENERATORS) * len(preset.cases)
-    shapes = " and ".join(f"{number} shapes of the {name}" for name, number in told["distinct"].items())
-    cut = sum(line["cut"] for line in told["compiles"])
-    mean_pool, compiled = mean(seconds["pool"]), len(seconds["pool"])
-    terms = (
-        Term(COMPILES, made, f"{shapes}; a pool {mean_pool:.0f} s, measured on {compiled}", each_chip=True),
-        Term(REFERENCES, references, f"measured on {compiled} keys; {cut} program{'s' * (cut != 1)} cut off"),
-        *common(preset, timings),
-    )
-    return summed(preset, timings, terms)
-
-
 # What is printed.
 
 
-def table(now: Account, before: Account | None, number: int, costs: Sequence[float]) -> Iterator[str]:
-    """The terms of both trees, seconds of one of so many chips; of the tree as it is also their shares."""
-    mine, old = now.rows(number, costs), before.rows(number, costs) if before else {}
-    cost = WANTED_AT if WANTED_AT in costs else costs[0]
+def table(now: Account, number: int, costs: Sequence[float]) -> Iterator[str]:
+    """The terms, seconds of one of so many chips; their shares at the middle one of the costs of a trace."""
+    cost = costs[len(costs) // 2]
     whole = now.chain(number, cost)
-    yield f"| the process with the chip | s a key | min | share at {cost:g} s | before: s | min |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for name in dict.fromkeys([*mine, *old]):
-        seconds = mine.get(name, 0.0)
+    yield f"| the process with the chip | s a key | min | share at {cost:g} s |"
+    yield "| --- | ---: | ---: | ---: |"
+    for name, seconds in now.rows(number, costs).items():
         share = "" if "traces at" in name and f"at {cost:g} s" not in name else f"{seconds / whole:.1%}"
-        cells = [name, *amounts(seconds, now.keys / number), share]
-        cells += amounts(old.get(name, 0.0), now.keys / number) if before else ["", ""]
-        yield f"| {' | '.join(cells)} |"
+        yield f"| {' | '.join([name, *amounts(seconds, now.keys / number), share])} |"
 
 
 def amounts(seconds: float, keys: float) -> list[str]:
@@ -566,28 +504,21 @@ def amounts(seconds: float, keys: float) -> list[str]:
     return [f"{seconds / keys:.3f}", f"{seconds / 60:.1f}"]
 
 
-def lengths(
-    now: Account, before: Account | None, number: int, cores: int, costs: Sequence[float]
-) -> Iterator[str]:
+def lengths(now: Account, number: int, cores: int, costs: Sequence[float]) -> Iterator[str]:
     """The whole sweep, by what a trace costs."""
-    yield "| minutes, a trace at | start | chip | chip waits | compiles | sweep | before: chip | sweep |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| minutes, a trace at | start | chip | chip waits | compiles | sweep |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for cost in costs:
         start, chip, sweep = now.start(cores), now.chain(number, cost), now.sweep(number, cores, cost)
         values = [start, chip, sweep - start - chip, now.compiling() / cores, sweep]
-        if before:
-            values += [before.chain(number, cost), before.sweep(number, cores, cost)]
-        cells = [f"{value / 60:.1f}" for value in values] + ([] if before else ["", ""])
-        yield f"| {cost:g} s | {' | '.join(cells)} |"
+        yield f"| {cost:g} s | {' | '.join(f'{value / 60:.1f}' for value in values)} |"
 
 
-def assumptions(now: Account, before: Account | None, cores: int) -> Iterator[str]:
+def assumptions(now: Account, cores: int) -> Iterator[str]:
     """How each figure is known."""
     yield "How each is known:"
     for term in now.terms:
         yield f"- {term.name}: {term.why}"
-    for term in before.terms[:2] if before else ():
-        yield f"- before, {term.name}: {term.why}"
     yield "- traces: counted; each costs what the option says, start and stop"
     yield f"- start: {START_SECONDS:g} s for two starts of libtpu (assumed, an upper bound), then all"
     yield f"  schedules: {sum(now.schedules):.0f} s of one core, the longest {max(now.schedules):.0f} s"
@@ -598,31 +529,10 @@ def assumptions(now: Account, before: Account | None, cores: int) -> Iterator[st
     yield "  come late cost no further trace here"
 
 
-def verdicts(now: Account, found: Measured, number: int, cores: int, costs: Sequence[float]) -> Iterator[str]:
-    """The wanted figures, and whether each holds."""
-
-    def said(what: str, value: float, limit: float) -> str:
-        return f"wanted: {what}, at most {limit:g}: {value:.2f}, {'holds' if value <= limit else 'FAILS'}"
-
-    compiled = next(term.seconds for term in now.terms if term.name == COMPILES) / now.keys
-    yield said("CPU s a key compiled by the process with the chip", compiled, WANTED_CPU_SECONDS)
-    yield said("the same, if every key had its own process", found.anew, WANTED_CPU_SECONDS)
-    yield said("traces a key", now.traces / now.keys, WANTED_TRACES)
-    if number in WANTED_MINUTES and WANTED_AT in costs:
-        what = f"minutes on {number} chip{'s' * (number > 1)} with {cores} cores at {WANTED_AT:g} s a trace"
-        yield said(what, now.sweep(number, cores, WANTED_AT) / 60, WANTED_MINUTES[number])
-
-
-def report(
-    preset: Preset, found: Measured, timings: Sequence[Timing], before: Account | None, options: Any
-) -> str:
+def report(preset: Preset, found: Measured, timings: Sequence[Timing], options: argparse.Namespace) -> str:
     """All that is printed."""
-    now, number, cores, costs = (
-        account(preset, timings, found),
-        options.chips,
-        options.cores,
-        options.trace_seconds,
-    )
+    now = account(preset, timings, found)
+    number, cores, costs = options.chips, options.cores, options.trace_seconds
     traces = [timing.traces for timing in timings]
     pools = [
         f"| {layout.num_kv_heads} | {layout.head_dim} | {layout.page_size} | {layout.kv_dtype} "
@@ -649,13 +559,11 @@ def report(
             f"{mean(t.calls for t in timings):.0f} ({MARKS} marks a section included), "
             f"device s a key {mean(t.device_seconds for t in timings):.3f}.",
             "",
-            *table(now, before, number, costs),
+            *table(now, number, costs),
             "",
-            *lengths(now, before, number, cores, costs),
+            *lengths(now, number, cores, costs),
             "",
-            *assumptions(now, before, cores),
-            "",
-            *verdicts(now, found, number, cores, costs),
+            *assumptions(now, cores),
         ]
     )
 
@@ -672,7 +580,6 @@ def main() -> None:
     parser.add_argument(
         "--trace-seconds", type=float, action="append", help="of starting and stopping a trace (0.1, 0.3, 1)"
     )
-    parser.add_argument("--before", type=Path, help="what bench.tpu_hour_before wrote")
     options = parser.parse_args()
     options.cores = options.cores or CORES_PER_CHIP * options.chips
     options.trace_seconds = options.trace_seconds or list(TRACE_SECONDS)
@@ -680,8 +587,7 @@ def main() -> None:
     settings = Settings(**preset.settings)
     timings = [timed(case, settings, options.target) for case in preset.cases]
     found = measured(options.target, sample(preset.cases, options.keys, options.seed))
-    before = account_before(preset, options.before) if options.before else None
-    print(report(preset, found, timings, before, options))
+    print(report(preset, found, timings, options))
 
 
 if __name__ == "__main__":
