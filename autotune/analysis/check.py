@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from autotune.kernel.jax_rpa.call import default_blocks
@@ -203,10 +203,11 @@ def _row_findings(
             kind="untileable",
             message=f"{tuple(key)}: no call has {key[2]} query and {key[3]} KV heads in one block",
         )
-    dimensions = table.dialect.dimensions(key)
+    parts = table.dialect.dimensions(key)
+    tokens = parts.get("max_num_batched_tokens", parts.get("max_num_tokens"))
     for position, name, bound in (
-        (0, "pages_per_seq", _pages(dimensions)),
-        (1, "max_num_batched_tokens", _tokens(dimensions)),
+        (0, "pages_per_seq", _pages(parts)),
+        (1, "max_num_batched_tokens", tokens),
     ):
         if bound is not None and blocks[position] > bound:
             yield make(
@@ -222,37 +223,26 @@ def _pages(dimensions: dict[str, Any]) -> int | None:
     return None if length is None else max(1, -(-length // dimensions["page_size"]))
 
 
-def _tokens(dimensions: dict[str, Any]) -> int | None:
-    return dimensions.get("max_num_batched_tokens", dimensions.get("max_num_tokens"))
-
-
 def _tiled(table: Table, key: TableKey) -> bool:
     """Whether some call has a key's heads in one block, as its look-up rounds them."""
-    heads = key[:4]
-    return _one_block(*heads) or (table.rule is not lookups.UNROUNDED and _heads_in_one_block(*heads))
+    return _in_one_block(*key[:4], rounded=table.rule is not lookups.UNROUNDED)
 
 
 @functools.cache
-def _one_block(q_dtype: str, kv_dtype: str, q_heads: int, kv_heads: int) -> bool:
-    """Whether the installed kernel puts these very heads in one block."""
-    from autotune.kernel.jax_rpa.tiling import heads_per_blk
-
-    if q_heads > 4096 or kv_heads > 4096 or q_heads % kv_heads:
-        return False
-    return heads_per_blk(q_heads, kv_heads, q_dtype, kv_dtype) == (q_heads, kv_heads)
-
-
-@functools.cache
-def _heads_in_one_block(q_dtype: str, kv_dtype: str, q_heads: int, kv_heads: int) -> bool:
-    """Whether the installed kernel puts heads that round up to these in one block, for some call."""
+def _in_one_block(q_dtype: str, kv_dtype: str, q_heads: int, kv_heads: int, *, rounded: bool) -> bool:
+    """Whether the installed kernel puts these very heads in one block, or if rounded, for some call, heads
+    that round up to these."""
     from autotune.kernel.jax_rpa.tiling import heads_per_blk
 
     if q_heads > 4096 or kv_heads > 4096:
         return False
-    for kv in range(kv_heads // 2 + 1, kv_heads + 1):
+    heads = q_heads, kv_heads
+    if q_heads % kv_heads == 0 and heads_per_blk(*heads, q_dtype, kv_dtype) == heads:
+        return True
+    for kv in range(kv_heads // 2 + 1, kv_heads + 1) if rounded else ():
         for group in range(max(1, q_heads // (2 * kv)), q_heads // kv + 1):
-            blk = heads_per_blk(group * kv, kv, q_dtype, kv_dtype)
-            if blk and (next_power_of_2(blk[0]), next_power_of_2(blk[1])) == (q_heads, kv_heads):
+            block = heads_per_blk(group * kv, kv, q_dtype, kv_dtype)
+            if block and tuple(map(next_power_of_2, block)) == heads:
                 return True
     return False
 
@@ -274,9 +264,6 @@ def programs_of(table: Table, generation: str, settings: Settings) -> dict[Progr
     return out
 
 
-Compile = Callable[[list[Any]], Iterable[tuple[Any, Compiled]]]
-
-
 def sample(programs: list[Program], limit: int | None) -> list[Program]:
     """At most `limit` of the programs, evenly spaced, in their order."""
     if limit is None or limit >= len(programs):
@@ -284,31 +271,30 @@ def sample(programs: list[Program], limit: int | None) -> list[Program]:
     return [programs[i * len(programs) // limit] for i in range(limit)]
 
 
+def _of_entry(table: Table, generation: str, kind: str, key: TableKey, text: str, **detail: Any) -> Finding:
+    """What is wrong with the value that a generation has for a key. text: goes on after both."""
+    device = table.device_of(generation)
+    assert device is not None
+    return Finding(
+        kind=kind,
+        device=device,
+        key=key,
+        line=table.lines.get((device, key)),
+        message=f"{tuple(key)}: {tuple(table.devices[device][key])} on {generation}{text}",
+        detail={"target": generation, **detail},
+    )
+
+
 def compile_findings(
     table: Table, generation: str, programs: dict[Program, list[TableKey]], verdicts: dict[Program, Compiled]
 ) -> Iterator[Finding]:
     """One finding for each entry whose program the compiler refuses."""
-    device = table.device_of(generation)
-    assert device is not None
+    shown = ("status", "needed_bytes", "limit_bytes", "error")
     for program, verdict in verdicts.items():
-        if verdict.status == "ok":
-            continue
-        for key in programs[program]:
-            value = tuple(table.devices[device][key])
-            yield Finding(
-                kind="does-not-compile",
-                device=device,
-                key=key,
-                line=table.lines.get((device, key)),
-                message=f"{tuple(key)}: {value} on {generation}: {said(verdict)}",
-                detail={
-                    "target": generation,
-                    "status": verdict.status,
-                    "needed_bytes": verdict.needed_bytes,
-                    "limit_bytes": verdict.limit_bytes,
-                    "error": verdict.error,
-                },
-            )
+        if verdict.status != "ok":
+            detail = {name: getattr(verdict, name) for name in shown}
+            for key in programs[program]:
+                yield _of_entry(table, generation, "does-not-compile", key, f": {said(verdict)}", **detail)
 
 
 def said(verdict: Any) -> str:
@@ -329,35 +315,22 @@ def slow_findings(
     """
     findings, unscored = [], 0
     for generation in generations:
-        device = table.device_of(generation)
         for key, blocks in table.rows_of(generation).items():
             if _simplified(table, key) != key:
                 continue
-            best = board.best(generation, key)
-            score = board.score(generation, key, blocks)
+            best, score = board.best(generation, key), board.score(generation, key, blocks)
             if best is None or score is None:
                 unscored += 1
                 continue
-            assert device is not None
+            fastest, source = best[0], best[1].source
             ratio = score.score / best[1].score
             if ratio > 1 + slower_than:
-                findings.append(
-                    Finding(
-                        kind="slow",
-                        device=device,
-                        key=key,
-                        line=table.lines.get((device, key)),
-                        message=f"{tuple(key)}: {tuple(blocks)} on {generation} takes "
-                        f"{score.latency_us:.4g} us, {(ratio - 1) * 100:.0f}% more than {tuple(best[0])} "
-                        f"({best[1].source})",
-                        detail={
-                            "target": generation,
-                            "ratio": ratio,
-                            "best": list(best[0]),
-                            "source": best[1].source,
-                        },
-                    )
+                text = (
+                    f" takes {score.latency_us:.4g} us, {(ratio - 1) * 100:.0f}% more than "
+                    f"{tuple(fastest)} ({source})"
                 )
+                detail = {"ratio": ratio, "best": list(fastest), "source": source}
+                findings.append(_of_entry(table, generation, "slow", key, text, **detail))
     return findings, unscored
 
 

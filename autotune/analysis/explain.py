@@ -82,33 +82,32 @@ class Explanation:
         return list(dict.fromkeys(found + ([self.best[0]] if self.best else [])))
 
 
+def _heads(problem: Problem) -> tuple[int, int] | None:
+    """Query and KV heads of a block of JAX's kernel."""
+    return heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+
+
 def steps_of(problem: Problem, target: str = "v6e") -> tuple[list[Step], TableKey]:
     """How a call's shape becomes the key that JAX looks up.
 
     Raises:
       UsageError: the kernel cannot tile the heads; the message names layouts that it does tile.
     """
-    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    heads = _heads(problem)
     if heads is None:
         raise UsageError(explain_untileable(problem, target))
+    q, kv = heads
     key = table_key(problem)
+    power = "power of two"
     pages = f"{problem.page_size} x {problem.pages_per_seq} pages"
     return [
         Step("dtypes", (f"{key.q_dtype}, {key.kv_dtype}",), "by name"),
-        Step(
-            "query heads",
-            (problem.num_q_heads, f"{heads[0]} a block", key.num_q_heads_per_blk),
-            "power of two",
-        ),
-        Step(
-            "KV heads",
-            (problem.num_kv_heads, f"{heads[1]} a block", key.num_kv_heads_per_blk),
-            "power of two",
-        ),
+        Step("query heads", (problem.num_q_heads, f"{q} a block", key.num_q_heads_per_blk), power),
+        Step("KV heads", (problem.num_kv_heads, f"{kv} a block", key.num_kv_heads_per_blk), power),
         Step("head_dim", (problem.head_dim, key.head_dim), "multiple of 128"),
-        Step("page_size", (problem.page_size, key.page_size), "power of two"),
-        Step("tokens", (problem.max_num_batched_tokens, key.max_num_batched_tokens), "power of two"),
-        Step("model length", (pages, problem.max_model_len, key.max_model_len), "power of two"),
+        Step("page_size", (problem.page_size, key.page_size), power),
+        Step("tokens", (problem.max_num_batched_tokens, key.max_num_batched_tokens), power),
+        Step("model length", (pages, problem.max_model_len, key.max_model_len), power),
     ], key
 
 
@@ -128,7 +127,7 @@ def explain(
       UsageError: the kernel cannot tile the heads.
     """
     steps, key = steps_of(problem, generation.name)
-    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    heads = _heads(problem)
     assert heads is not None
     said = [_said(table, problem, heads, settings, generation) for table in tables]
     best = None
@@ -183,7 +182,7 @@ def cost(explanation: Explanation, blocks: BlockSizes, verdict: Compiled) -> Cos
     problem = explanation.problem
     if verdict.schedule is None:
         return Cost(blocks, verdict, None)
-    heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
+    heads = _heads(problem)
     assert heads is not None
     calibration = current(explanation.generation)
     block = dataclasses.replace(problem, num_q_heads=heads[0], num_kv_heads=heads[1])

@@ -31,7 +31,8 @@ def deciding(frame: pd.DataFrame, scored: pd.DataFrame) -> pd.DataFrame:
     np.maximum.at(newest, version, frame["time"].to_numpy("datetime64[us]").view(np.int64))
     versions = rows_of(frame.iloc[first][[*ENTRY, *TOOLS]])
     decides = {_entry(versions[number]): versions[number] for number in np.argsort(newest)}
-    decides |= {_entry(row): row for row in rows_of(scored[[*ENTRY, *TOOLS]])}
+    _, one = np.unique(codes(scored, ENTRY), return_index=True)
+    decides |= {_entry(row): row for row in rows_of(scored.iloc[one][[*ENTRY, *TOOLS]])}
     same = np.array([_same(row, decides[_entry(row)]) for row in versions])
     return frame[same[version]]
 

@@ -120,7 +120,7 @@ def gather(frame: pd.DataFrame) -> Gathered:
     kits = list(tools)
     for place, rows in made.items():
         source = kits[place[1]][winners.TOOLS.index("source")]
-        entries[place[0]].runs.append(_run(rows, source, place[1], scores.get(place, {})))
+        entries[place[0]].runs.append(_run(rows, source, place[1], scores[place]))
     for one in entries:
         one.runs.sort(key=lambda run: _TRUST[run.source])
     return Gathered(entries, numbers, list(settings), list(tools), list(failures))
@@ -143,36 +143,17 @@ def _scores(
 ) -> dict[tuple[int, int], dict[BlockSizes, tuple[float, float]]]:
     """(score, microseconds) of each pair, by entry and tools; places: a row each.
 
-    `winners.scores` judges one run of an entry: all first runs are asked for together, then all second ones.
+    `winners.scores` judges one run of an entry, so each run goes in as an entry of its own.
     """
-    import numpy as np
-
-    turn: dict[tuple[int, int], int] = {}
-    seen: dict[int, int] = {}
-    for place in dict.fromkeys(places):
-        turn[place] = seen[place[0]] = seen.get(place[0], -1) + 1
-    turns = np.array([turn[place] for place in places])
-    timed = (frame["source"] != schema.INTERPRETED).to_numpy(bool)
-    out: dict[tuple[int, int], dict[BlockSizes, tuple[float, float]]] = {}
-    for now in range(max(turn.values(), default=-1) + 1):
-        [rows] = np.nonzero((turns == now) & timed)
-        part = frame.iloc[rows].reset_index(drop=True)
-        here = dict(zip(_tuples(part, winners.ENTRY), (places[row] for row in rows.tolist()), strict=True))
-        scored = winners.scores(part)
-        for entry, blocks, score, us in zip(
-            _tuples(scored, winners.ENTRY),
-            blocks_of(scored),
-            scored["score"].tolist(),
-            scored["latency_us"].tolist(),
-            strict=True,
-        ):
-            out.setdefault(here[entry], {})[blocks] = score, us
-    return out
-
-
-def _tuples(frame: pd.DataFrame, columns: list[str]) -> Iterator[tuple[Any, ...]]:
-    """The lines' values of some columns, None where one is missing."""
-    return zip(*(frame[n].astype(object).where(frame[n].notna(), None) for n in columns), strict=True)
+    runs = {place: str(number) for number, place in enumerate(dict.fromkeys(places))}
+    apart = frame.assign(target=[runs[place] for place in places])
+    scored = winners.scores(apart[frame["source"] != schema.INTERPRETED])
+    by_run: dict[str, dict[BlockSizes, tuple[float, float]]] = {run: {} for run in runs.values()}
+    for run, blocks, score, us in zip(
+        scored["target"], blocks_of(scored), scored["score"], scored["latency_us"], strict=True
+    ):
+        by_run[run][blocks] = float(score), float(us)
+    return {place: by_run[run] for place, run in runs.items()}
 
 
 class _Row(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from autotune.analysis import diff
 from autotune.emit import settings_text
@@ -39,22 +39,11 @@ def matrices(timed: pd.DataFrame, chosen: pd.DataFrame) -> list[Matrix]:
 
     timed: rows, none of them interpreted. chosen: their winners, as `winners.choose` gives them.
     """
-    out = []
     columns = schema.SETTING_COLUMNS
-    for setting in chosen[columns].drop_duplicates().itertuples(index=False):
-        rows, won = (
-            _of_setting(frame, dict(zip(columns, setting, strict=True))) for frame in (timed, chosen)
-        )
-        out.append(_matrix(scores.of(rows, "these rows"), won))
-    return out
-
-
-def _of_setting(frame: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
-    import pandas as pd
-
-    for name, value in setting.items():
-        frame = frame[frame[name].isna() if pd.isna(value) else frame[name] == value]
-    return frame.reset_index(drop=True)
+    return [
+        _matrix(scores.of(timed.merge(won[columns].head(1), on=columns), "these rows"), won)
+        for _, won in chosen.groupby(columns, dropna=False, sort=False)
+    ]
 
 
 def _matrix(board: scores.Scoreboard, won: pd.DataFrame) -> Matrix:
