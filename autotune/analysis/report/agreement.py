@@ -70,28 +70,26 @@ def of(frame: pd.DataFrame, numbers: Mapping[tuple[Any, ...], int]) -> Agreement
         newest[schema.MODELLED][[*_SAME, "latency_us"]], on=_SAME, suffixes=("", "_predicted")
     )
     both = both.sort_values(_SAME, kind="stable", ignore_index=True)
-    points: list[Point] = []
-    errors: dict[str, list[float]] = {}
-    for line, predicted in zip(rows_of(both), both["latency_us_predicted"].tolist(), strict=True):
-        point = Point(
+    points = [
+        Point(
             numbers[tuple(line[name] for name in winners.ENTRY)],
             pair_of(line),
             line["workload"],
             predicted,
             line["latency_us"],
         )
-        points.append(point)
-        errors.setdefault(line["target"], []).append(abs(predicted / point.measured_us - 1))
+        for line, predicted in zip(rows_of(both), both["latency_us_predicted"].tolist(), strict=True)
+    ]
     costs = _costs(both) if points else {}
     figures = [
         Figures(
-            target,
-            len(found),
-            statistics.median(found),
-            len(costs.get(target, [])),
-            statistics.geometric_mean(costs[target]) if target in costs else None,
+            str(target),
+            len(part),
+            float((part["latency_us_predicted"] / part["latency_us"] - 1).abs().median()),
+            len(costs.get(str(target), [])),
+            statistics.geometric_mean(costs[str(target)]) if target in costs else None,
         )
-        for target, found in errors.items()
+        for target, part in both.groupby("target", sort=False)
     ]
     return Agreement(points, figures)
 
