@@ -47,7 +47,7 @@ class Winners:
     """Winning lines of a results folder, and the table that they make with the one that they go into.
 
     lines: as `winners.choose` gives them. merged: None without a base. unfinished: sweeps into the folder
-    that have not come to their end. uncompared: see `incumbents.uncompared`; none with a base, whose merge
+    that have not come to their end. uncompared: see `baselines.uncompared`; none with a base, whose merge
     tells.
     """
 
