@@ -24,7 +24,7 @@ from autotune.results import dataset, scores, unfinished
 from autotune.results.baselines import incumbent
 from autotune.results.schema import Tools
 from autotune.tpu.generations import GENERATIONS
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 V6E = scores.COMMITTED_ROWS / "v6e"
 
