@@ -24,8 +24,8 @@ demo: $(VENV)/installed  ## sweep two small layouts for a TPU v6e that is not he
 	$(BIN)/autotune emit $(DEMO) --allow-modelled -o $(DEMO).py
 	@echo 'To type autotune without its path: . $(BIN)/activate. A shape of your own: autotune sweep --help'
 
-test: $(VENV)/installed-test lint browser  ## everything but the slow suite
-	$(BIN)/python -m pytest -m 'not slow' --numprocesses auto --maxprocesses 4 --dist loadfile
+test: $(VENV)/installed-test lint  ## everything but the slow suite; what needs a browser is skipped without one
+	$(BIN)/python -m pytest -m 'not slow' --numprocesses auto --maxprocesses 4 --dist worksteal
 
 reliability: $(VENV)/installed-test  ## the tables of docs/dev/reliability.md, from kills and faults: half an hour
 	AUTOTUNE_RELIABILITY=1 $(BIN)/python -m pytest tests/faults -m 'slow or not slow'
@@ -33,17 +33,15 @@ reliability: $(VENV)/installed-test  ## the tables of docs/dev/reliability.md, f
 test-slow: $(VENV)/installed-test  ## the programs that take the compiler minutes
 	$(BIN)/python -m pytest -m slow
 
-FUZZ_INPUTS ?= 100000
-
-fuzz: $(VENV)/installed-test  ## hostile input for all that reads others' files: an hour; what it finds goes to build/fuzz
-	$(BIN)/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --jobs $$(nproc)
+fuzz: $(VENV)/installed-test  ## many hostile inputs for all that reads others' files; what finds something goes to build/fuzz
+	$(BIN)/python -m pytest tests/fuzz --hypothesis-profile fuzz --numprocesses auto --dist worksteal
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-browser:  ## the browser in which the tests look at reports; root installs it, others are told by the tests
+browser:  ## the browser in which tests look at reports, where root may install it from packages
 	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \
 	  (apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends -y \
 	  chromium chromium-driver fonts-dejavu-core) > /dev/null || echo 'no browser could be installed' >&2

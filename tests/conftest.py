@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import logging
 import os
 import secrets
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import settings
 
 from autotune.compile.pool import Task
+from autotune.io.terminal import INTERRUPTS
 from autotune.kernel.problem import BlockSizes, Layout, Program, Settings
 from autotune.tpu.compiler import environment
 
@@ -29,11 +33,17 @@ os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_T
 # commands that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The same inputs in every run, and no limit of time for a busy machine. `make fuzz` takes new ones.
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=100)
+settings.register_profile("fuzz", deadline=None, max_examples=10_000)
+settings.load_profile("quick")
+
 ROOT = Path(__file__).parent.parent
 
 _DUMP = """
 import shutil, sys
 from pathlib import Path
+from autotune.io.terminal import INTERRUPTS
 from autotune.kernel.problem import BlockSizes, Layout, Program
 from autotune.tpu import generations
 from autotune.tpu.compiler import lower
@@ -179,23 +189,92 @@ def gcs() -> Iterator[Callable[[str], str]]:
     server.stop()
 
 
-@pytest.fixture
-def autotune(tmp_path: Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Run the command line as a user does, in a folder of its own; returns the finished process."""
+@pytest.fixture(scope="session")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The store of what the compiler said in this test run, by which no program is compiled twice in it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    (shared / "verdicts").mkdir(mode=0o700, exist_ok=True)
+    return shared / "verdicts" / "compiles.sqlite"
 
-    def run(*arguments: object, **kwargs: object) -> subprocess.CompletedProcess[str]:
+
+@pytest.fixture(scope="session")
+def replayed(tmp_path_factory: pytest.TempPathFactory, verdicts: Path) -> str:
+    """A PYTHONPATH with which the processes that compile answer at once, if they know a program's verdict."""
+    hook = with_faults(tmp_path_factory.mktemp("hook"), {"worker": {"replayed": str(verdicts)}})
+    return f"{hook}{os.pathsep}{ROOT}"
+
+
+@pytest.fixture(scope="session")
+def slowly_replayed(tmp_path_factory: pytest.TempPathFactory, verdicts: Path) -> str:
+    """As `replayed`, and each answer takes a second: so there is time to interrupt it, and no processor's."""
+    faults = {"worker": {"replayed": str(verdicts), "seconds": 1.0}}
+    return f"{with_faults(tmp_path_factory.mktemp('hook'), faults)}{os.pathsep}{ROOT}"
+
+
+def with_faults(folder: Path, faults: dict[str, Any]) -> Path:
+    """Makes this a folder for PYTHONPATH, by which the processes of a command have these faults."""
+    shutil.copy(ROOT / "tests" / "faults" / "hook" / "sitecustomize.py", folder)
+    (folder / "faults.json").write_text(json.dumps(faults))
+    return folder
+
+
+@pytest.fixture
+def autotune(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replayed: str
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run the command line in a folder of its own, in this process, as jax and pandas take a second to load.
+
+    Compiles are done by processes as ever, which answer at once if they know a program's verdict.
+    """
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        variables = {**user_environment(tmp_path / "cache"), "PYTHONPATH": replayed, "JAX_PLATFORMS": "cpu"}
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path)
+            return in_this_process(list(map(str, arguments)), variables)
+
+    return run
+
+
+@pytest.fixture
+def process(tmp_path: Path, replayed: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """As `autotune`, in a process of its own, as a user does."""
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             command_line(*arguments),
             cwd=tmp_path,
-            env=user_environment(tmp_path / "cache"),
+            env={**user_environment(tmp_path / "cache"), "PYTHONPATH": replayed},
             text=True,
             capture_output=True,
             timeout=600,
-            **kwargs,  # type: ignore[call-overload]
         )
 
-    yield run
-    shutil.rmtree(tmp_path, ignore_errors=True)
+    return run
+
+
+def in_this_process(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """What a process with these arguments and this environment would answer."""
+    from autotune.cli.main import run
+
+    handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
+    unraisable, argv, environ = sys.unraisablehook, sys.argv, dict(os.environ)
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    try:
+        sys.argv = ["autotune", *arguments]
+        os.environ.clear()
+        os.environ.update(variables)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run()
+    finally:
+        sys.unraisablehook, sys.argv = unraisable, argv
+        os.environ.clear()
+        os.environ.update(environ)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    said = (stream.buffer.getvalue().decode() for stream in (out, err))  # type: ignore[attr-defined]
+    return subprocess.CompletedProcess(arguments, code, *said)
 
 
 def command_line(*arguments: object) -> list[str]:

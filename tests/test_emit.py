@@ -21,7 +21,7 @@ from autotune.tables.source import read_text
 from autotune.tpu.compiler import environment
 from autotune.tpu.generations import GENERATIONS
 from tests.conftest import ROOT
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 OTHER = KEY._replace(max_model_len=4096)
 

@@ -19,7 +19,7 @@ from autotune.results import dataset, scores, winners
 from autotune.search.space import expected_compile_seconds
 from autotune.tables import load, source
 from autotune.tpu.generations import GENERATIONS
-from tests.results.test_dataset import make_row
+from tests.factories import make_row
 from tools import make_tables
 
 LIMIT = Settings(vmem_limit_bytes=100 << 20)
@@ -114,8 +114,8 @@ def compile_some(generation: str, count: int, most_seconds: float) -> None:
 
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.usefixtures("no_store")
-def test_three_quick_entries_compile(generation: str) -> None:
-    compile_some(generation, 3, 2.0)
+def test_a_quick_entry_compiles(generation: str) -> None:
+    compile_some(generation, 1, 2.0)
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.source import read_text, render
 from autotune.tables.table import Table
 from tests.conftest import ROOT, user_environment
-from tests.tables.test_source import published_rows
+from tests.factories import published_rows
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 

@@ -23,8 +23,8 @@ from autotune.timing.slot import Slot
 from autotune.timing.statistics import StoppingRule
 from autotune.tpu import generations
 from autotune.tpu.attached import Attached
+from tests.timing.on_cpu import Quiet
 from tests.timing.scripted import Script, dies, known, raises
-from tests.timing.test_device_sweep import Quiet
 
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
 LARGE, SMALL = BlockSizes(4, 32), BlockSizes(2, 32)  # in the order that the model predicts

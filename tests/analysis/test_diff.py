@@ -23,7 +23,7 @@ from autotune.tables import load
 from autotune.tables.dialects import JAX, SGLANG
 from autotune.tables.table import Table
 from autotune.tpu.generations import GENERATIONS
-from tests.results.test_dataset import make_row
+from tests.factories import make_row
 
 KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
 

@@ -25,7 +25,7 @@ from autotune.results import dataset, scores, unfinished
 from autotune.results.baselines import incumbent
 from autotune.results.schema import Tools
 from autotune.tpu.generations import GENERATIONS
-from tests.results.test_dataset import KEY, TOOLS, make_row
+from tests.factories import KEY, TOOLS, make_row
 
 NEWER = Tools("0.12.0", "0.12.0", "0.0.50", "def")
 V6E = scores.COMMITTED_ROWS / "v6e"

@@ -21,7 +21,7 @@ from autotune.kernel.problem import Settings
 from autotune.results import dataset, schema, scores, winners
 from autotune.results.rows import keys_of
 from tests.conftest import ROOT, user_environment
-from tests.results.test_dataset import KEY, TOOLS, make_row
+from tests.factories import KEY, TOOLS, make_row
 
 HOSTILE = (
     '</script><script>document.title="pwned"</script><img src=x onerror="document.title=\'pwned\'"><!--\u2028'

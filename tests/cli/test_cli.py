@@ -14,7 +14,7 @@ import pytest
 from autotune.io.files import user_folder
 from autotune.results import dataset
 from tests.conftest import ROOT, user_environment
-from tests.test_sweep import SWEEP, start, wait_for_rows
+from tests.factories import SWEEP, start, wait_for_rows
 
 HEAVY = {"jax", "jaxlib", "pandas", "pyarrow", "numpy", "libtpu", "plotly"}
 
@@ -86,15 +86,16 @@ def test_no_tpu_is_said_in_under_a_second() -> None:
     assert time.monotonic() - start < 1
 
 
-@pytest.mark.parametrize("command", ["--help", "diff v5e v6e --format csv", "keys --list-models"])
+LIGHT, LOADS_PANDAS = ("--help", "keys --list-models"), "diff v5e v6e --format csv"
+CLOSED = (">&-", 2, "Error: standard output is closed, and what was to be written there is lost")
+FULL = (">/dev/full", 2, "Error: No space left on device")
+
+
 @pytest.mark.parametrize(
-    ("redirect", "code", "said"),
+    ("command", "redirect", "code", "said"),
     [
-        (">&-", 2, "Error: standard output is closed, and what was to be written there is lost"),
-        ("2>&-", 0, ""),
-        ("<&-", 0, ""),
-        (">/dev/full", 2, "Error: No space left on device"),
-        ("| true", 0, ""),
+        *((command, *lost) for command in (*LIGHT, LOADS_PANDAS) for lost in (CLOSED, FULL)),
+        *((command, redirect, 0, "") for command in LIGHT for redirect in ("2>&-", "<&-", "| true")),
     ],
 )
 def test_lost_streams_are_no_traceback(command: str, redirect: str, code: int, said: str) -> None:
@@ -124,12 +125,12 @@ def test_keys_of_a_closed_standard_input() -> None:
     assert (done.returncode, done.stderr.startswith("Error: --keys standard input")) == (2, True), done.stderr
 
 
-def test_a_sweep_whose_standard_error_is_closed_has_its_rows(tmp_path: Path) -> None:
+def test_a_sweep_whose_standard_error_is_closed_has_its_rows(tmp_path: Path, replayed: str) -> None:
     command = shlex.join([sys.executable, "-m", "autotune", *SWEEP, "--queries", "32", "--workload", "mixed"])
     done = subprocess.run(
         ["bash", "-c", f"{command} 2>&-"],
         cwd=tmp_path,
-        env=user_environment(tmp_path / "cache"),
+        env={**user_environment(tmp_path / "cache"), "PYTHONPATH": replayed},
         capture_output=True,
         text=True,
         check=False,
@@ -140,8 +141,10 @@ def test_a_sweep_whose_standard_error_is_closed_has_its_rows(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGQUIT])
-def test_a_hangup_and_a_quit_end_as_a_ctrl_c_does(tmp_path: Path, number: signal.Signals) -> None:
-    running = start(tmp_path)
+def test_a_hangup_and_a_quit_end_as_a_ctrl_c_does(
+    tmp_path: Path, slowly_replayed: str, number: signal.Signals
+) -> None:
+    running = start(tmp_path, slowly_replayed)
     wait_for_rows(tmp_path / "r", 2)
     os.killpg(running.pid, number)  # as a terminal does
     _, said = running.communicate(timeout=60)

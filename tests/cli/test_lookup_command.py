@@ -17,7 +17,7 @@ from autotune.results import dataset
 from autotune.tables import load
 from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 
 def looked_up(*changes: object, compiling: bool = False, **values: object) -> Result:

@@ -18,7 +18,7 @@ from autotune.errors import AutotuneError
 from autotune.results import dataset
 from autotune.tables.load import committed_path, load
 from tests.conftest import ROOT, user_environment
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 LONGER = KEY._replace(max_model_len=4096)
 Run = Callable[..., Result]

@@ -31,7 +31,7 @@ from autotune.results.schema import Tools
 from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
 from tests.conftest import ROOT, user_environment
-from tests.results.test_dataset import KEY
+from tests.factories import KEY
 from tests.tpu.test_attached import SAYS_V6E, Host
 
 TOO_OLD = "NotImplementedError: TPU version must be 4 or higher."

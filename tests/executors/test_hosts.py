@@ -28,7 +28,7 @@ from autotune.sweep import Summary
 from autotune.tables.load import load
 from autotune.tpu.generations import V6E
 from tests.conftest import command_line, user_environment
-from tests.test_sweep import shape
+from tests.factories import shape
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

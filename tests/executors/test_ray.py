@@ -31,7 +31,7 @@ from tests.conftest import (
     ray_nodes,
     user_environment,
 )
-from tests.test_sweep import SWEEP, wait_for_rows
+from tests.factories import SWEEP, wait_for_rows
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -66,9 +66,9 @@ def actors() -> set[int]:
     ],
 )
 def test_a_users_mistake_is_one_clear_line(
-    autotune: Run, tmp_path: Path, arguments: list[str], code: int, said: str
+    process: Run, tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    done = autotune(*SWEEP, *arguments)
+    done = process(*SWEEP, *arguments)
     assert done.returncode == code, done.stderr
     assert said in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "r").exists()
@@ -90,10 +90,10 @@ def test_without_the_extra_what_to_install(tmp_path: Path) -> None:
 
 
 @needs_ray
-def test_no_cluster_says_how_to_start_one(autotune: Run) -> None:
+def test_no_cluster_says_how_to_start_one(process: Run) -> None:
     if Path("/tmp/ray/ray_current_cluster").exists():
         pytest.skip("a Ray cluster runs, or ran, on this machine")
-    done = autotune(*SWEEP, "--executor", "ray")
+    done = process(*SWEEP, "--executor", "ray")
     assert done.returncode == 3
     assert "this machine is no node of a Ray cluster: start one (ray start --head)" in done.stderr
 
@@ -154,10 +154,10 @@ def test_a_users_own_rules_of_who_may_use_a_cluster_hold() -> None:
 
 
 def test_a_node_killed_in_mid_sweep_and_the_rows_of_the_local_pool(
-    autotune: Run, ray_cluster: RayNodes, tmp_path: Path
+    process: Run, ray_cluster: RayNodes, tmp_path: Path
 ) -> None:
     arguments = [*SWEEP[:-2], "--queries", "32,40,48,56,64,72", "--no-cache"]
-    assert autotune(*arguments, "--out", "local").returncode == 0
+    assert process(*arguments, "--out", "local").returncode == 0
     doomed = ray_cluster.add()
     sweep = subprocess.Popen(
         command_line(*arguments, "--out", "r", "--executor", "ray", "--ray-address", ray_cluster.address),
@@ -179,7 +179,7 @@ def test_a_node_killed_in_mid_sweep_and_the_rows_of_the_local_pool(
     assert "12 programs compiled" in said and "16" in out
     pd.testing.assert_frame_equal(comparable(tmp_path / "r"), comparable(tmp_path / "local"))
     assert not actors() and not compiling()
-    again = autotune(*arguments, "--out", "r")  # any executor goes on with the rows of any other
+    again = process(*arguments, "--out", "r")  # any executor goes on with the rows of any other
     assert "12 recorded before; 0 programs to compile" in again.stderr
 
 

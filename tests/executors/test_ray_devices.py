@@ -25,7 +25,7 @@ from autotune.search.plan import Request
 from autotune.timing.devices import Limits
 from autotune.tpu import generations
 from tests.conftest import RayNodes, descendants
-from tests.timing.test_device_sweep import KEY, LONGER, RULE, Quiet, request, rows, statuses
+from tests.timing.on_cpu import KEY, LONGER, RULE, Quiet, request, rows, statuses
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 V6E = {"TPU": 1, "accelerator_type:TPU-V6E": 1}
@@ -74,14 +74,14 @@ def test_every_generation_has_the_name_that_ray_gives_it() -> None:
 
 @pytest.mark.slow
 def test_from_the_command_line_a_chip_is_what_its_node_says(
-    autotune: Run, ray_cluster: RayNodes, tmp_path: Path
+    process: Run, ray_cluster: RayNodes, tmp_path: Path
 ) -> None:
     shape = "q_heads=4,kv_heads=1,head_dim=128,page_size=64,max_num_batched_tokens=128,max_model_len=256"
     command = ("sweep", "--interpret", "--shape", shape, "--kv-pages", "2,4", "--queries", "32")
     command = (*command, "--workload", "mixed", "--jobs", "1", "--out")
     on_ray = ("--executor", "ray", "--ray-address", ray_cluster.address)
     with chip(ray_cluster):
-        done = autotune(*command, "r", *on_ray)
+        done = process(*command, "r", *on_ray)
     assert done.returncode == 0, done.stderr
     assert "newly interpreted (a candidate on a workload each): 2 ok; by wall clock\n" in done.stderr
     assert "did not load" not in done.stderr
@@ -90,7 +90,7 @@ def test_from_the_command_line_a_chip_is_what_its_node_says(
     assert (timed["host"] == socket.gethostname()).all() and (timed["chip"] == 0).all()
     assert (timed["device_kind"] == "cpu").all()
     assert not sessions()
-    again = autotune(*command, "r")  # on this machine, with the rows of the cluster
+    again = process(*command, "r")  # on this machine, with the rows of the cluster
     assert "newly interpreted (a candidate on a workload each): none" in again.stderr
 
 
@@ -141,7 +141,7 @@ def test_a_device_that_dies_on_its_node_is_replaced(ray_cluster: RayNodes, tmp_p
 
 @pytest.mark.slow
 def test_a_chip_that_is_none_ends_the_sweep_with_what_libtpu_says(
-    autotune: Run, ray_cluster: RayNodes, tmp_path: Path
+    process: Run, ray_cluster: RayNodes, tmp_path: Path
 ) -> None:
     """The node says that it has a v6e, and there is none: as far as a measured sweep gets without a TPU."""
     arguments = (
@@ -158,11 +158,11 @@ def test_a_chip_that_is_none_ends_the_sweep_with_what_libtpu_says(
         "r",
     )
     on_ray = ("--executor", "ray", "--ray-address", ray_cluster.address)
-    without = autotune(*arguments, *on_ray)
+    without = process(*arguments, *on_ray)
     assert without.returncode == 3
     assert "no node of the Ray cluster offers a TPU" in without.stderr
     with chip(ray_cluster):
-        done = autotune(*arguments, *on_ray)
+        done = process(*arguments, *on_ray)
     assert done.returncode == 3, done.stderr
     assert "could not be taken, last tried after 65 s: " in done.stderr
     assert "Traceback" not in done.stderr

@@ -6,11 +6,10 @@ reliability`) the tables of that page are written anew instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ import pytest
 
 from autotune.results import dataset, schema
 from autotune.results.rows import rows_of
-from tests.conftest import ROOT, user_environment
+from tests.conftest import ROOT, in_this_process, user_environment, with_faults
 
 PAGE = ROOT / "docs" / "dev" / "reliability.md"
 SHAPE = "q_heads=4,kv_heads=1,head_dim=128,page_size=16,max_num_batched_tokens=512,max_model_len="
@@ -88,10 +87,7 @@ class Home:
         faults = {role: dict(what) for role, what in faults.items()}
         if self.verdicts:
             faults.setdefault("worker", {})["replayed"] = str(self.verdicts)
-        folder = Path(tempfile.mkdtemp(dir=self.path, prefix="hook-"))
-        shutil.copy(ROOT / "tests" / "faults" / "hook" / "sitecustomize.py", folder)
-        (folder / "faults.json").write_text(json.dumps(faults))
-        return folder
+        return with_faults(Path(tempfile.mkdtemp(dir=self.path, prefix="hook-")), faults)
 
     def run(self, *arguments: object, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         with self.start(*arguments, **kwargs) as process:
@@ -101,6 +97,11 @@ class Home:
                 process.kill()
                 raise
         return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+    def answer(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """As `run`, in this process: for what compiles nothing and has no faults."""
+        with contextlib.chdir(self.path):
+            return in_this_process(list(arguments), user_environment(self.cache))
 
     def rows(self, *, besides: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """The rows that count, without what differs by chance."""
@@ -150,9 +151,9 @@ def line_with(words: str, said: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    """A sweep that nothing happened to, with real compiles; its store holds the verdicts."""
-    home = Home(tmp_path_factory.mktemp("undisturbed"))
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, verdicts: Path) -> Home:
+    """A sweep that nothing happened to."""
+    home = Home(tmp_path_factory.mktemp("undisturbed"), verdicts)
     done = home.run(*SWEEP)
     assert done.returncode == 0, done.stderr
     assert len(home.rows()) == ROWS
@@ -162,7 +163,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture
 def home(undisturbed: Home, tmp_path: Path) -> Home:
     """A new user, whose compiler answers at once."""
-    return Home(tmp_path / "home", undisturbed.cache / "autotune" / "compiles.sqlite")
+    return Home(tmp_path / "home", undisturbed.verdicts)
 
 
 Told = Callable[[str, str, str], None]

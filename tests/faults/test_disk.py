@@ -176,7 +176,7 @@ def test_a_file_of_rows_that_is_not_as_it_was(
     else:
         pq.write_table(spoilt, path)
     before = path.read_bytes()
-    done = home.run("show", "r")
+    done = home.answer("show", "r")
     assert path.read_bytes() == before, "what is wrong is not touched"
     if fault == "has more columns":
         assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from tests.faults.conftest import INTERPRETED, ROWS, SWEEP, Home, Told, line_wit
 
 AGAIN = "--retry-failed tries again"
 LOCKFILE = Path("/tmp/libtpu_lockfile")
+SLOW = {"worker": {"seconds": 3.0}}  # to answer: there is time for a signal
 NOTICE_SECONDS = 30.0  # between a preempted VM's SIGTERM and its end
 
 
@@ -48,9 +49,8 @@ def terminate(running: subprocess.Popen[str], number: signal.Signals = signal.SI
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "",
 )
 def test_a_signal_while_it_compiles(home: Home, told: Told, number: signal.Signals, fault: str) -> None:
-    """Real compiles: one has its rows, and others are under way."""
-    home = Home(home.path)
-    running = home.start(*SWEEP, "--queries", "8,16,32,64,128,256", "--jobs", "1")
+    """One program has its rows, and the next is under way."""
+    running = home.start(*SWEEP, "--jobs", "1", faults=SLOW)
     wait_for(lambda: list(home.results.glob("*.parquet")), running)
     said = terminate(running, number)
     kept = home.rows()
@@ -65,8 +65,7 @@ def test_a_signal_while_it_compiles(home: Home, told: Told, number: signal.Signa
 
 
 def test_sigterm_before_anything_is_done(home: Home, told: Told) -> None:
-    home = Home(home.path)
-    running = home.start(*SWEEP)
+    running = home.start(*SWEEP, faults=SLOW)
     wait_for(lambda: list(home.results.glob(".sweep-*.json")), running)
     said = terminate(running)
     assert home.rows() == []

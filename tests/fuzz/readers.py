@@ -8,19 +8,21 @@ import json
 import os
 import tempfile
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
 from autotune.errors import AutotuneError
+from autotune.timing.profile import TraceError
+from autotune.tpu.schedule import ListingError
+from tests.factories import TOOLS
 from tests.fuzz import rows
+from tests.fuzz.guard import LONGEST_MESSAGE, Wrong
+from tests.fuzz.strategies import made, mutated, profiles, sound_profiles
 
 DATA = Path(__file__).parents[1] / "data"
-# A message is one line for a person, and a note too.
-LONGEST_MESSAGE, MOST_LINES = 1000, 10
-
-
-class Wrong(AssertionError):
-    """The reader took or refused an input in a way that it must not."""
 
 
 def _file(folder: Path, name: str, data: bytes) -> Path:
@@ -249,14 +251,21 @@ def calibration(data: bytes, folder: Path) -> None:
 
 # What the compiler and the profiler write.
 
-
-def listing_seeds() -> list[bytes]:
-    """Of real listings, if this machine has a compiler, a few lines of each kind; else of that form."""
-    from tests.fuzz.listings import cut_listings
-
-    return cut_listings()
-
-
+# A few lines of each kind; the first is the form alone.
+LISTINGS = (
+    b"     0   :  { %s1 = smov 0  }\n   0x1   : > { %v2 = vadd.f32 %v1, %v0 }\n  0x2 LB: >> { nop }\n"
+    b"   0x3 PF: >>> { nop ;; nop }\n#allocation2 [shape = 'u8[1048576]{0}', space=vmem, size = 0x100000, "
+    b"offset = 0x20000, scoped]\n",
+    b"// [Enable stack traces via -xla_jf_debug_level=2]\n$region0: #{ragged_paged_attention_kernel.1}\n"
+    b"  #allocation8 [shape = 'u8[512]{0}', space=smem, size = 0x200, offset = 0, scoped, tag = 'first']\n"
+    b"  #allocation2 [shape = 'bf16[2,8,64,2,128]{4,3,2,1,0:T(2,128)(2,1)}', space=vmem, size = 0x80000, "
+    b"offset = 0, scoped, tag = 'scratch operand']\n"
+    b"  #allocation3 [shape = 's32[2]{0}', space=sflag, size = 0x8, offset = 0, scoped, tag = 'scratch']\n"
+    b"  %s9477_s3 = inlined_call_operand.vmem [shape: s32[2], index: 3, kind: input] /* operand 3 */\n"
+    b"= control target key start\nLH: loop header\n= control target key end\n\n"
+    b"   0x1   :  { %9711 = sst [smem:[#allocation156_spill]] %s9473_s5  ;;  %s14_s29 = sshll.u32 %s9, 4 }\n"
+    b"   0xc   :  { %p5267_p6 = scmp.lt.s32.totalorder %s21_s9, %s21_s9 }\nhlo: ragged.1\n */ }\n",
+)
 LISTING_WORDS = (
     *(
         b"#allocation1",
@@ -354,7 +363,7 @@ def store_seeds() -> list[bytes]:
         path = Path(folder) / "compiles.sqlite"
         store = Store(path)
         for pages in (4, 8):
-            store.put("v6e", rows.TOOLS, rows.program(pages), rows.verdict())
+            store.put("v6e", TOOLS, rows.program(pages), rows.verdict())
         return [path.read_bytes()]
 
 
@@ -363,11 +372,11 @@ def store(data: bytes, folder: Path) -> None:
 
     path = _file(folder, "compiles.sqlite", data)
     wanted = [rows.program(4), rows.program(8)]
-    for verdict in Store(path).get("v6e", rows.TOOLS, wanted).values():
+    for verdict in Store(path).get("v6e", TOOLS, wanted).values():
         rows.as_row(verdict)
     for line in Store(path).lines():
         _require(isinstance(line.verdicts, int), f"{line}")
-    Store(path).put("v6e", rows.TOOLS, rows.program(16), rows.verdict())
+    Store(path).put("v6e", TOOLS, rows.program(16), rows.verdict())
     path.with_name(path.name + "-journal").unlink(missing_ok=True)
 
 
@@ -386,3 +395,45 @@ def verdict(data: bytes, folder: Path) -> None:
     verdict = store._decoded(data.decode("utf-8", "replace"))
     if verdict is not None:
         rows.as_row(verdict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """read: gives an input to the reader, in a folder of its own; raises what the reader raises. seeds: sound
+    inputs. inputs: hostile ones. refusals: exceptions that are its documented answer. one_in: of the inputs
+    that others get, for a slow one."""
+
+    read: Callable[[bytes, Path], object]
+    seeds: Callable[[], Sequence[bytes]]
+    inputs: Callable[[], st.SearchStrategy[bytes]]
+    refusals: tuple[type[Exception], ...] = (AutotuneError,)
+    one_in: int = 1
+
+
+def _changed(
+    read: Callable[[bytes, Path], object],
+    seeds: Callable[[], Sequence[bytes]],
+    *tokens: bytes,
+    refusals: tuple[type[Exception], ...] = (AutotuneError,),
+) -> Reader:
+    return Reader(read, seeds, lambda: mutated(seeds(), tokens), refusals)
+
+
+NAMES = (b"jax:TPU v6", b"v6e", b"llama-3.1-8b", b"/tmp/x.py:v5e")
+READERS = {
+    "table": _changed(table, table_seeds, b"TUNED_BLOCK_SIZES = {", b"PROVENANCE = {", b"'TPU v6'", b"None"),
+    "config": _changed(config, config_seeds, *CONFIG_WORDS),
+    "keys": _changed(keys, key_seeds, b"bfloat16", b"origin", b"max_model_len", b"[]", b"{}"),
+    "shape": _changed(shape, shape_seeds, b"q_heads=", b"kv_heads=", b"page_size=", b"q_dtype="),
+    "words": _changed(words, lambda: WORDS, b"%", b"MiB", b"?region=", b"s3://", b"@", b".."),
+    "names": _changed(names, lambda: NAMES, b":", b"/"),
+    "batch": _changed(batch, lambda: BATCHES, b"q_len,kv_len", b"1,1\n", b"#"),
+    "calibration": _changed(calibration, calibration_seeds, b'"TPU v6 lite": ', b'"origin": '),
+    "listing": _changed(listing, lambda: LISTINGS, *LISTING_WORDS, refusals=(ListingError,)),
+    "profile": Reader(profile, sound_profiles, profiles, (TraceError,)),
+    "row-files": _changed(row_files, rows.files, b"PAR1", b"ARROW:schema"),
+    "row-values": Reader(row_values, rows.files, lambda: made(rows.wild), one_in=5),
+    "note": _changed(note, note_seeds, b'"target": [', b'"keys": [', b'"time": '),
+    "store": _changed(store, store_seeds, b"SQLite format 3\0", b"CREATE VIEW verdicts AS SELECT 1"),
+    "verdict": _changed(verdict, verdict_seeds, b'"schedule": ', b'"status": "ok"', refusals=()),
+}

@@ -9,15 +9,11 @@ import math
 import random
 from typing import Any
 
-from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Layout, Program, Settings, TableKey
-from autotune.kernel.workload import Sequence, Workload
+from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Layout, Program
 from autotune.results import dataset, schema
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.schedule import Schedule
-
-TOOLS = schema.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
-KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
-START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+from tests.factories import make_row
 
 _POWERS = [sign << bits for bits in (31, 32, 40, 50, 62) for sign in (1, -1)]
 _INTEGERS = (
@@ -119,26 +115,10 @@ def as_row(found: Compiled) -> bytes:
             "vmem_used_bytes": schedule.vmem_bytes,
             "smem_used_bytes": schedule.smem_bytes,
         }
-    table = pa.Table.from_pylist([row(status=found.status, **values)], schema=schema.arrow())
+    table = pa.Table.from_pylist([make_row(status=found.status, **values)], schema=schema.arrow())
     if wrong := dataset.flaw(table, schema.SCHEMA_VERSION):
         raise AssertionError(f"a verdict that makes {wrong}")
     return dataset.parquet(table)
-
-
-def row(pages: int = 8, queries: int = 32, *, minute: int = 0, **values: Any) -> dict[str, Any]:
-    problem = KEY.canonical_problem()
-    filled = schema.row(
-        target="v6e",
-        device_kind="TPU v6 lite",
-        key=KEY,
-        problem=problem,
-        program=Program(layout=problem.layout, blocks=BlockSizes(pages, queries), settings=Settings()),
-        workload=Workload("mixed", (Sequence(1, 9),)),
-        tools=TOOLS,
-        **{"source": "modelled", "model": "m1", "status": "ok", **values},
-    )
-    filled["time"] = START + datetime.timedelta(minutes=minute)
-    return filled
 
 
 def some() -> list[dict[str, Any]]:
@@ -157,10 +137,10 @@ def some() -> list[dict[str, Any]]:
         "source": "measured",
     }
     return [
-        row(latency_us=10.0, **schedule),
-        row(16, minute=1, latency_us=12.5, **schedule),
-        row(16, 64, status="vmem_oom", needed_bytes=1 << 27, limit_bytes=1 << 26, error="too large"),
-        row(8, minute=2, latency_us=11.0, latency_low_us=10.5, latency_high_us=11.5, **timed),
+        make_row(latency_us=10.0, **schedule),
+        make_row(16, minute=1, latency_us=12.5, **schedule),
+        make_row(16, 64, status="vmem_oom", needed_bytes=1 << 27, limit_bytes=1 << 26, error="too large"),
+        make_row(8, minute=2, latency_us=11.0, latency_low_us=10.5, latency_high_us=11.5, **timed),
     ]
 
 
@@ -194,13 +174,12 @@ def _sound() -> Any:
     return pa.Table.from_pylist(some(), schema=schema.arrow())
 
 
-def wild(name: str, seed: int, number: int) -> bytes:
-    """Sound parquet for an input's number: half of them of values that no sweep makes, or with columns of
+def wild(rng: random.Random) -> bytes:
+    """Sound parquet: half of them of values that no sweep makes, or with columns of
     other types, and half of values that are odd and may be a sweep's."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rng = random.Random(f"{name}:{seed}:{number}")
     table = _sound().slice(0, rng.choice((1, 2, 4, 4)))
     odd = rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 1, 2, 3))):

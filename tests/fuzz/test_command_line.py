@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tests.conftest import ROOT, user_environment
-from tests.fuzz.targets import TARGETS
+from tests.fuzz.readers import READERS
 
 # Commands that read a file, with {} in its place, and whose inputs it is given.
 COMMANDS = (
@@ -31,78 +31,45 @@ COMMANDS = (
     ("row-values", "report {} -o {}.html"),
     ("row-values", "emit {} --allow-modelled -o {}.py"),
 )  # fmt: skip
-INPUTS = 5  # of each
-Answers = dict[
-    tuple[str, str], list[tuple[int, str, str]]
-]  # by target and command: exit code, screen, errors
-
-# One process runs them all, each as if it were its own.
-_DRIVER = """
-import contextlib, io, json, signal, sys, traceback
-from autotune.cli.main import run
-for line in sys.stdin:
-    sys.argv = ["autotune", *json.loads(line)]
-    out, err, code = io.StringIO(), io.StringIO(), None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = run()
-        except BaseException:
-            traceback.print_exc()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    print(json.dumps([code, out.getvalue(), err.getvalue()]), file=sys.__stdout__, flush=True)
-"""
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Answers:
-    """By command, what it answered to each input."""
-    folder = tmp_path_factory.mktemp("hostile")
-    lines: list[tuple[tuple[str, str], list[str]]] = []
-    for at, (name, command) in enumerate(COMMANDS):
-        make = TARGETS[name].inputs()
-        for number in range(INPUTS):
-            path = folder / f"{at}-{number}"
-            if name.startswith("row-"):
-                path.mkdir()
-                (path / "rows-1.parquet").write_bytes(make(2, number))
-            else:
-                path = path.with_suffix(".json" if name == "config" else ".py")
-                path.write_bytes(make(2, number))
-            lines.append(((name, command), [part.replace("{}", str(path)) for part in command.split()]))
-    done = subprocess.run(
-        [sys.executable, "-c", _DRIVER],
-        input="".join(json.dumps(arguments) + "\n" for _, arguments in lines),
-        cwd=folder,
-        env={**user_environment(folder / "cache"), "JAX_PLATFORMS": "cpu"},
-        text=True,
-        capture_output=True,
-        timeout=600,
-    )
-    said: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(said) == len(lines), done.stderr[-2000:]
-    found: Answers = {}
-    for (of, _), answer in zip(lines, said, strict=True):
-        found.setdefault(of, []).append(tuple(answer))
-    return found
+def asked(command: str, name: str, data: bytes, folder: Path) -> list[str]:
+    """The command's words, with a file, or a results folder, of this input."""
+    if name.startswith("row-"):
+        path = folder / "input"
+        path.mkdir(exist_ok=True)
+        (path / "rows-1.parquet").write_bytes(data)
+    else:
+        path = folder / ("input.json" if name == "config" else "input.py")
+        path.write_bytes(data)
+    return [word.replace("{}", str(path)) for word in command.split()]
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS)
-def test_a_hostile_file_is_one_line(name: str, command: str, answers: Answers) -> None:
-    assert len(answers[name, command]) == INPUTS
-    for code, out, err in answers[name, command]:
-        assert "Traceback" not in err, err
-        assert code in (0, 1, 2), (code, err)
-        errors = [line for line in err.splitlines() if line.startswith("Error: ")]
-        assert len(errors) == (code == 2), err
-        assert (out + err).replace("\n", "").isprintable()
+def test_a_hostile_file_is_one_line(name: str, command: str, autotune: Run, tmp_path: Path) -> None:
+    @settings(max_examples=settings().max_examples // 20, suppress_health_check=list(HealthCheck))
+    @given(READERS[name].inputs())
+    def hostile(data: bytes) -> None:
+        done = autotune(*asked(command, name, data, tmp_path))
+        assert done.returncode in (0, 1, 2), done.stderr
+        errors = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+        assert len(errors) == (done.returncode == 2), done.stderr
+        assert (done.stdout + done.stderr).replace("\n", "").isprintable()
         # What was read in spite of its changes is told of on the screen or in a file.
-        assert code != 1 or out
+        assert done.returncode != 1 or done.stdout
+
+    hostile()
 
 
-def test_some_of_them_are_refused_and_some_are_not(answers: Answers) -> None:
-    codes = [code for answer in answers.values() for code, _, _ in answer]
-    assert codes.count(2) > 10
-    assert len(codes) - codes.count(2) > 5
+@pytest.mark.parametrize(("name", "command"), COMMANDS)
+def test_a_sound_file_is_taken_and_rubbish_is_refused(
+    name: str, command: str, autotune: Run, tmp_path: Path
+) -> None:
+    """Or every hostile one might be refused, or none."""
+    codes = (autotune(*asked(command, name, seed, tmp_path)).returncode for seed in READERS[name].seeds())
+    assert any(code in (0, 1) for code in codes)
+    assert autotune(*asked(command, name, b"\x00 rubbish", tmp_path)).returncode == 2
 
 
 def test_nothing_was_run(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from autotune.errors import MachineError, UsageError
 from autotune.io import folders
 from autotune.io.folders import Folder, Remote
 from autotune.results import dataset
-from tests.results.test_dataset import make_row
+from tests.factories import make_row
 
 Uri = Callable[[str], str]
 

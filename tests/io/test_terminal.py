@@ -33,8 +33,7 @@ from autotune.results import dataset
 from autotune.search.strategy import Outlook
 from autotune.tables.load import committed_path
 from tests.conftest import command_line, program, user_environment
-from tests.results.test_dataset import make_row
-from tests.test_sweep import SWEEP
+from tests.factories import SWEEP, make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -92,10 +91,11 @@ def in_terminal(
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Seen]:
+def swept(tmp_path_factory: pytest.TempPathFactory, slowly_replayed: str) -> tuple[Path, Seen]:
     """A sweep in a terminal of 80x24, of which some programs do not fit, all told; and its folder."""
     folder = tmp_path_factory.mktemp("terminal")
-    seen = in_terminal(folder, *SWEEP, "--vmem-limit", "700KiB", "--verbose")
+    arguments = (*SWEEP, "--vmem-limit", "700KiB", "--verbose")
+    seen = in_terminal(folder, *arguments, PYTHONPATH=slowly_replayed)
     return folder, seen
 
 
@@ -124,7 +124,7 @@ def test_a_sweep_in_a_terminal(swept: tuple[Path, Seen]) -> None:
 
 
 def test_a_clock_ticks_during_a_long_compile(swept: tuple[Path, Seen]) -> None:
-    """The first verdict takes seconds, as workers import jax: meanwhile the same line shows other times."""
+    """The first verdict takes a second: meanwhile the same line shows other times."""
     waiting = [state for state in swept[1].states if state.startswith("0/4 compiled")]
     assert len({state.split("|")[-1] for state in waiting}) > 1
 
@@ -141,9 +141,11 @@ def test_a_sweep_that_is_piped_is_quiet_and_plain(autotune: Run, tmp_path: Path)
 @pytest.mark.parametrize(
     "environment", [{"NO_COLOR": "1"}, pytest.param({"TERM": "dumb"}, marks=pytest.mark.slow)]
 )
-def test_no_color_and_dumb_terminals(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_no_color_and_dumb_terminals(
+    tmp_path: Path, slowly_replayed: str, environment: dict[str, str]
+) -> None:
     queries = ("--queries", "32", "--workload", "mixed")
-    seen = in_terminal(tmp_path, *SWEEP, *queries, **environment)
+    seen = in_terminal(tmp_path, *SWEEP, *queries, PYTHONPATH=slowly_replayed, **environment)
     assert seen.code == 0, seen.screen
     assert b"\x1b" not in seen.sent
     # A dumb terminal cannot write over a line: there is none.
@@ -151,14 +153,14 @@ def test_no_color_and_dumb_terminals(tmp_path: Path, environment: dict[str, str]
     assert max(map(len, seen.states)) <= 80
 
 
-def test_a_ctrl_c_in_a_terminal_is_answered_at_once(tmp_path: Path) -> None:
+def test_a_ctrl_c_in_a_terminal_is_answered_at_once(tmp_path: Path, slowly_replayed: str) -> None:
     pressed: list[int] = []
 
     def press(terminal: int, sent: bytes) -> None:
         if b"0/4 compiled" in sent and len(pressed) < 3:
             pressed.append(os.write(terminal, b"\x03"))
 
-    seen = in_terminal(tmp_path, *SWEEP, "--no-cache", then=press)
+    seen = in_terminal(tmp_path, *SWEEP, "--no-cache", then=press, PYTHONPATH=slowly_replayed)
     assert seen.code == 130
     assert [line for line in seen.screen if line.endswith("stopping ...")], seen.sent
     assert sum("stopping" in line for line in seen.screen) == 1

@@ -13,64 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from autotune.errors import MachineError, UsageError
-from autotune.kernel.problem import SETTING_RANGES, BlockSizes, Program, Settings, TableKey
-from autotune.kernel.workload import Sequence, Workload
+from autotune.kernel.problem import SETTING_RANGES, Settings, TableKey
 from autotune.results import dataset, maintenance, schema, validate
 from autotune.results.rows import rows_of
 from autotune.results.scores import COMMITTED_ROWS
 from autotune.results.spool import Outbox
 from autotune.search import plan
 from autotune.tpu.generations import GENERATIONS, V6E, hardware
-
-KEY = TableKey("bfloat16", "bfloat16", 8, 2, 128, 128, 1024, 2048)
-TOOLS = schema.Tools("0.10.2", "0.10.2", "0.0.42.1", "abc")
-START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-
-
-def make_row(
-    pages: int = 8,
-    queries: int = 32,
-    *,
-    key: TableKey = KEY,
-    target: str = "v6e",
-    workload: str = "mixed",
-    source: str = "modelled",
-    status: str = "ok",
-    settings: Settings = Settings(),  # noqa: B008
-    minute: int = 0,
-    tools: schema.Tools = TOOLS,
-    **values: Any,
-) -> dict[str, Any]:
-    problem = key.canonical_problem()
-    if status == "ok":
-        latency = values.setdefault("latency_us", 1.0)
-        if source == "modelled":
-            values = {
-                "cycles": [60, 280, 27, 1645],
-                "vmem_used_bytes": 1 << 20,
-                "smem_used_bytes": 4096,
-            } | values
-        else:
-            low = values.setdefault("latency_low_us", latency)
-            high = values.setdefault("latency_high_us", latency)
-            clock = "wall clock" if source == "interpreted" or low is None or low < 0 else "device trace"
-            values = {"samples_us": [low, latency, high], "timer": clock, "chip": 0} | values
-    elif status in ("vmem_oom", "smem_oom"):
-        values = {"needed_bytes": 2, "limit_bytes": 1} | values
-    row = schema.row(
-        target=target,
-        device_kind="cpu" if source == "interpreted" else GENERATIONS[target].device_kinds[0],
-        key=key,
-        problem=problem,
-        program=Program(layout=problem.layout, blocks=BlockSizes(pages, queries), settings=settings),
-        workload=Workload(workload, (Sequence(1, 1 + len(workload)),)),
-        source=source,
-        status=status,
-        tools=tools,
-        **{"model": "m1" if source == "modelled" else None, **values},
-    )
-    row["time"] = START + datetime.timedelta(minutes=minute)
-    return row
+from tests.factories import KEY, TOOLS, make_row
 
 
 def test_rows_come_back_as_they_were(tmp_path: Path) -> None:

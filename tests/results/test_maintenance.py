@@ -29,7 +29,7 @@ from autotune.errors import UsageError
 from autotune.io import folders
 from autotune.results import dataset, maintenance, schema
 from autotune.tables.load import load
-from tests.results.test_dataset import TOOLS, make_row
+from tests.factories import TOOLS, make_row
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.results import dataset, versions, winners
 from autotune.results.rows import blocks_of
 from autotune.results.schema import Tools
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 NEWER = Tools("0.12.0", "0.12.0", "0.0.50", "def")
 

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,26 +12,11 @@ from hypothesis import strategies as st
 from autotune.kernel.problem import BlockSizes, Settings
 from autotune.results import dataset, schema, winners
 from autotune.results.rows import blocks_of
-from tests.results.test_dataset import KEY, TOOLS, make_row
-
-
-def frame_of(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Rows as reading them gives them, without the disk."""
-    import pyarrow as pa
-
-    table = pa.Table.from_pylist(rows, schema=schema.arrow())
-    return table.to_pandas(types_mapper=dataset._nullable_types().get)
+from tests.factories import TOOLS, frame_of, make_row, winner
 
 
 def timed(pages: int, queries: int, **latencies: float) -> list[dict[str, Any]]:
     return [make_row(pages, queries, workload=name, latency_us=us) for name, us in latencies.items()]
-
-
-def winner(rows: list[dict[str, Any]], incumbents: list[BlockSizes] | None = None) -> BlockSizes:
-    scored = winners.scores(frame_of(rows))
-    chosen = winners.choose(scored, {("v6e", KEY): incumbents or []})
-    [blocks] = blocks_of(chosen)
-    return blocks
 
 
 def test_score_is_the_geometric_mean_of_the_ratio_to_each_workloads_best() -> None:

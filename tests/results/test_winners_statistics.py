@@ -13,8 +13,7 @@ from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results import winners
 from autotune.results.rows import blocks_of
 from autotune.timing.statistics import Median, StoppingRule, median
-from tests.results.test_dataset import KEY, make_row
-from tests.results.test_winners import frame_of, winner
+from tests.factories import KEY, frame_of, make_row, winner
 
 PAIRS = [BlockSizes(pages, queries) for pages in (2, 4, 8, 16) for queries in (32, 64, 128)]
 WORKLOADS = ("mixed", "decode-heavy", "prefill-heavy")

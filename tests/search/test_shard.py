@@ -16,8 +16,8 @@ from autotune.sweep import search_for
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.generations import V6E
 from autotune.tpu.schedule import Schedule
-from tests.search.test_strategy import best_latencies, cycles_of, play
-from tests.search.test_strategy import request as search_request
+from tests.search.played import best_latencies, cycles_of, play
+from tests.search.played import request as search_request
 
 TOOLS = schema.Tools("1", "1", "1", "x")
 

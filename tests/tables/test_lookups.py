@@ -19,8 +19,8 @@ from autotune.tables.lookup import LookUp
 from autotune.tables.source import read_text, render
 from autotune.tables.table import Table
 from autotune.tpu.generations import GENERATIONS
+from tests.factories import published_rows
 from tests.tables import second_lookups
-from tests.tables.test_source import published_rows
 
 LOOK_UPS = 1500
 JAX_TEXT = open(tuned_block_sizes.__file__, encoding="utf-8").read()  # noqa: PTH123, SIM115

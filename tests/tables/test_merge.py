@@ -17,7 +17,7 @@ from autotune.tables import load
 from autotune.tables.dialects import JAX, SGLANG
 from autotune.tables.source import read_text, render
 from autotune.tables.table import Table
-from tests.results.test_dataset import KEY, make_row
+from tests.factories import KEY, make_row
 
 KEYS = [KEY._replace(max_num_batched_tokens=1 << i) for i in range(10, 16)]
 

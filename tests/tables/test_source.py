@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from autotune.errors import UsageError
@@ -12,18 +9,9 @@ from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.tables import source
 from autotune.tables.dialects import INFERENCE, JAX, SGLANG
 from autotune.tables.table import Table
+from tests.factories import published_rows
 
-PUBLISHED = Path(__file__).parents[1] / "data" / "published"
 KEY = "('bfloat16', 'bfloat16', 8, 2, 128, 128, 1024, 2048)"
-
-
-def published_rows(name, dialect):
-    """The rows of a public table, and how many there are."""
-    rows = json.loads((PUBLISHED / f"{name}.json").read_text())["rows"]
-    devices = {}
-    for device, *key, blocks in rows:
-        devices.setdefault(device, {})[dialect.key_type(*key)] = BlockSizes(*blocks)
-    return devices, len(rows)
 
 
 @pytest.mark.parametrize(

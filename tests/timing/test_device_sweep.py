@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import signal
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from autotune import sweep
-from autotune.compile.pool import Task
 from autotune.errors import EXIT_MACHINE, EXIT_USAGE, MachineError
-from autotune.kernel.problem import BlockSizes, Problem, Program, TableKey
+from autotune.kernel.problem import BlockSizes, Problem
 from autotune.results import dataset, schema
 from autotune.results.schema import KERNEL_EVENTS, WALL_CLOCK
 from autotune.results.winners import choose, scores
@@ -26,53 +23,19 @@ from autotune.search.plan import Request
 from autotune.sweep import Summary
 from autotune.timing.device_process import Chip, Device, Owner
 from autotune.timing.devices import Devices, Timing
-from autotune.timing.key_timing import Result
 from autotune.timing.slot import Slot
 from autotune.timing.statistics import StoppingRule
 from autotune.tpu import generations
-from autotune.tpu.compiler import Compiled
+from tests.timing.on_cpu import KEY, LONGER, RULE, Cpu, Quiet, Signaller, request, rows, statuses
 from tests.timing.scripted import Script, dies, known
-from tests.timing.test_key_timing import Cpu, Signaller
 
-KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
-LONGER = KEY._replace(max_model_len=512)
 SMALL, LARGE = BlockSizes(2, 32), BlockSizes(4, 32)
-RULE = StoppingRule(precision=0.5, max_seconds=0.2)
 
 
-def request(**values: Any) -> Request:
-    values = {"keys": (KEY,), "kv_pages": (2, 4), "queries": (32,), "workloads": ("mixed",), **values}
-    return Request(generation=generations.V6E, **values)
-
-
-class Quiet(contextlib.AbstractContextManager["Quiet"]):
-    """Progress that counts."""
-
-    def __init__(self) -> None:
-        self.modelled = 0
-        self.results: list[Result] = []
-        self.notes: list[str] = []
-
-    def compiling(self, task: Task) -> None: ...
-
-    def advance(self, task: Task, verdict: Compiled, left: Iterable[Program]) -> None:
-        self.modelled += 1
-
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def recorded(self, made: Iterable[Mapping[str, Any]]) -> None:
-        pass
-
-    def timed(self, key: TableKey, result: Result) -> None:
-        self.results.append(result)
-
-    def note(self, said: str) -> None:
-        self.notes.append(said)
-
-    def keys_timed(self, done: int, total: int) -> None:
-        assert 0 <= done <= total
-        self.keys = done, total
+@pytest.fixture(autouse=True)
+def known_programs(monkeypatch: pytest.MonkeyPatch, replayed: str) -> None:
+    """No program of these tests is compiled twice."""
+    monkeypatch.setenv("PYTHONPATH", replayed)
 
 
 def devices(*slots: Slot) -> Devices:
@@ -86,17 +49,6 @@ def measured(*slots: Slot) -> Devices:
 
 def run(asked: Request, folder: Path, used: Devices, progress: Quiet | None = None) -> Summary:
     return sweep.sweep(asked, folder, progress or Quiet(), devices=used, jobs=2, timeout=600.0)
-
-
-def rows(folder: Path, source: str) -> pd.DataFrame:
-    frame = dataset.read(folder)
-    return frame[frame["source"] == source]
-
-
-def statuses(folder: Path) -> dict[BlockSizes, str]:
-    frame = rows(folder, schema.INTERPRETED)
-    columns = (frame[name].tolist() for name in (*schema.BLOCK_COLUMNS, "status"))
-    return {BlockSizes(pages, queries): status for pages, queries, status in zip(*columns, strict=True)}
 
 
 def test_from_the_command_line(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import signal
 import statistics
@@ -28,6 +27,7 @@ from autotune.timing.slot import RESTART_SECONDS, Slot
 from autotune.timing.statistics import Median, StoppingRule
 from autotune.tpu.compiler import Compiled
 from autotune.tpu.executable import Call, Executable, compile_ahead
+from tests.timing.on_cpu import Cpu, Signaller
 from tests.timing.scripted import Script, ScriptedDevice, dies, known
 
 PROBLEM = Problem(
@@ -75,21 +75,6 @@ def executables(
 QUICK = StoppingRule(precision=0.5, max_seconds=0.3)
 
 
-class Cpu:
-    """Slots whose devices are real processes; keeps the one that runs."""
-
-    def __init__(self, run_timeout: float = 60.0) -> None:
-        self.run_timeout = run_timeout
-        self.started: list[int] = []
-        self.owner: Owner | None = None
-        self.slot = Slot(0, self.start, sleep=lambda seconds: None)
-
-    def start(self) -> Device:
-        self.owner = Owner(Chip("cpu"), run_timeout=self.run_timeout, compile_timeout=20)
-        self.started.append(self.owner.pid)
-        return self.owner
-
-
 def time_key(slot: Slot, a_job: Job, store: Executables, rule: StoppingRule = QUICK) -> list[Result]:
     try:
         return list(KeyTiming(a_job, slot, store, rule, random.Random(0)).run())
@@ -121,33 +106,6 @@ def test_wrong_result_is_never_timed() -> None:
     assert [r.status for r in wrong] == ["wrong_result"] * 2 and not any(r.seconds for r in wrong)
     assert "differ from the reference" in (wrong[0].error or "")
     assert {r.status for r in found if r.blocks != BLOCKS[1]} == {"ok"}
-
-
-class Signaller:
-    """Sends a signal to the device's process when a candidate has just begun to run, as often as told."""
-
-    def __init__(self, cpu: Cpu, victim: BlockSizes, with_signal: int, times: int) -> None:
-        self.cpu, self.victim, self.signal, self.left = cpu, victim, with_signal, times
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.watch, daemon=True)
-
-    def __enter__(self) -> None:
-        self.thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self.stop.set()
-        self.thread.join()
-
-    def watch(self) -> None:
-        before = None
-        while self.left and not self.stop.wait(0.0005):
-            owner = self.cpu.owner
-            now = owner.running if owner else None
-            if now == self.victim != before and owner:
-                os.kill(owner.pid, self.signal)
-                self.left -= 1
-                self.stop.wait(0.5)  # until the parent has noticed
-            before = now
 
 
 def statuses(found: Sequence[Result]) -> dict[BlockSizes, set[str]]:
