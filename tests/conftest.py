@@ -212,6 +212,12 @@ def slowly_replayed(tmp_path_factory: pytest.TempPathFactory, verdicts: Path) ->
     return f"{with_faults(tmp_path_factory.mktemp('hook'), faults)}{os.pathsep}{ROOT}"
 
 
+@pytest.fixture
+def known_programs(monkeypatch: pytest.MonkeyPatch, replayed: str) -> None:
+    """What compiles for this process answers at once, if it knows a program's verdict or executable."""
+    monkeypatch.setenv("PYTHONPATH", replayed)
+
+
 def with_faults(folder: Path, faults: dict[str, Any]) -> Path:
     """Makes this a folder for PYTHONPATH, by which the processes of a command have these faults."""
     shutil.copy(ROOT / "tests" / "faults" / "hook" / "sitecustomize.py", folder)
