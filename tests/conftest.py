@@ -212,6 +212,12 @@ def slowly_replayed(tmp_path_factory: pytest.TempPathFactory, verdicts: Path) ->
     return f"{with_faults(tmp_path_factory.mktemp('hook'), faults)}{os.pathsep}{ROOT}"
 
 
+@pytest.fixture
+def known_programs(monkeypatch: pytest.MonkeyPatch, replayed: str) -> None:
+    """What compiles for this process answers at once, if it knows a program's verdict or executable."""
+    monkeypatch.setenv("PYTHONPATH", replayed)
+
+
 def with_faults(folder: Path, faults: dict[str, Any]) -> Path:
     """Makes this a folder for PYTHONPATH, by which the processes of a command have these faults."""
     shutil.copy(ROOT / "tests" / "faults" / "hook" / "sitecustomize.py", folder)
@@ -220,19 +226,15 @@ def with_faults(folder: Path, faults: dict[str, Any]) -> Path:
 
 
 @pytest.fixture
-def autotune(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replayed: str
-) -> Callable[..., subprocess.CompletedProcess[str]]:
+def autotune(tmp_path: Path, replayed: str) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in a folder of its own, in this process, as jax and pandas take a second to load.
 
     Compiles are done by processes as ever, which answer at once if they know a program's verdict.
     """
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-        variables = {**user_environment(tmp_path / "cache"), "PYTHONPATH": replayed, "JAX_PLATFORMS": "cpu"}
-        with monkeypatch.context() as patch:
-            patch.chdir(tmp_path)
-            return in_this_process(list(map(str, arguments)), variables)
+        variables = {**user_environment(tmp_path / "cache"), "PYTHONPATH": replayed}
+        return in_this_process(list(map(str, arguments)), tmp_path, variables)
 
     return run
 
@@ -254,8 +256,10 @@ def process(tmp_path: Path, replayed: str) -> Callable[..., subprocess.Completed
     return run
 
 
-def in_this_process(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """What a process with these arguments and this environment would answer."""
+def in_this_process(
+    arguments: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """What `autotune` with these arguments, typed in this folder, would answer."""
     from autotune.cli.main import run
 
     handlers = {number: signal.getsignal(number) for number in INTERRUPTS}
@@ -264,8 +268,8 @@ def in_this_process(arguments: list[str], variables: dict[str, str]) -> subproce
     try:
         sys.argv = ["autotune", *arguments]
         os.environ.clear()
-        os.environ.update(variables)
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        os.environ.update({"JAX_PLATFORMS": "cpu", **variables})
+        with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = run()
     finally:
         sys.unraisablehook, sys.argv = unraisable, argv

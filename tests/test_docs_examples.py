@@ -27,7 +27,7 @@ import click
 import pytest
 
 from autotune.cli.main import COMMANDS, cli
-from tests.conftest import ROOT, user_environment
+from tests.conftest import ROOT, in_this_process, user_environment
 
 PAGES = ("README.md", "docs/serving.md", "docs/tables.md", "docs/recipes.md", "docs/report.md")
 SHAPE = "q_heads=4,kv_heads=1,head_dim=128,page_size=16,max_num_batched_tokens=512,max_model_len=512"
@@ -82,23 +82,26 @@ def commands(block: Block) -> Iterator[tuple[str, int]]:
 
 
 class Shell:
-    """A folder to run commands in. said: the output of the last one."""
+    """A folder to run commands in. path: PYTHONPATH. said: the output of the last one."""
 
-    def __init__(self, folder: Path, cache: Path) -> None:
+    def __init__(self, folder: Path, cache: Path, path: str) -> None:
         self.folder = folder
-        self.environment = user_environment(cache)
+        self.environment = {**user_environment(cache), "PYTHONPATH": path}
         self.environment["PATH"] = f"{folder / 'bin'}{os.pathsep}{self.environment['PATH']}"
         self.said = ""
 
     def run(self, command: str, code: int = 0) -> str:
-        done = subprocess.run(
-            ["bash", "-c", command],
-            cwd=self.folder,
-            env=self.environment,
-            text=True,
-            capture_output=True,
-            timeout=300,
-        )
+        if command.startswith("autotune ") and not set(command) & set("|&;<>$*?~"):
+            done = in_this_process(shlex.split(command)[1:], self.folder, self.environment)
+        else:
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self.environment,
+                text=True,
+                capture_output=True,
+                timeout=300,
+            )
         said = done.stdout + done.stderr
         assert done.returncode == code, f"{command}\nexited with {done.returncode}:\n{said}"
         assert "Traceback" not in said
@@ -167,7 +170,7 @@ def follow(block: Block, shell: Shell) -> None:
 
 
 @pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def given(tmp_path_factory: pytest.TempPathFactory, replayed: str) -> Path:
     """What a reader of the pages has: autotune, a model's config, some results, a table made of them."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "bin").mkdir()
@@ -177,7 +180,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16"}
     config |= {"hidden_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 128}
     (folder / "config.json").write_text(json.dumps(config))
-    shell = Shell(folder, folder / "cache")
+    shell = Shell(folder, folder / "cache", replayed)
     shell.run(f"autotune sweep --target v6e --shape {SHAPE} {FEW} --vmem-limit 100MiB --out results/v6e")
     shell.run("autotune emit results/v6e --allow-modelled -o tuned_block_sizes.py")
     shutil.copy(folder / "tuned_block_sizes.py", folder / "table.py")
@@ -187,10 +190,10 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "page", [*PAGES[:2], *(pytest.param(page, marks=pytest.mark.slow) for page in PAGES[2:])]
 )
-def test_every_command_of_a_page_runs(page: str, tmp_path: Path, given: Path) -> None:
+def test_every_command_of_a_page_runs(page: str, tmp_path: Path, given: Path, replayed: str) -> None:
     # The small programs are compiled once a generation, for all pages.
     shutil.copytree(given, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("cache"))
-    shell = Shell(tmp_path, given / "cache")
+    shell = Shell(tmp_path, given / "cache", replayed)
     found = blocks(page)
     assert sum(len(list(commands(block))) for block in found if block.language in ("", "bash", "yaml")) > 1
     for block in found:
@@ -221,7 +224,7 @@ def test_commands_exist_with_their_options(page: str) -> None:
 
 
 def test_a_command_of_no_category_would_fail(tmp_path: Path) -> None:
-    shell = Shell(tmp_path, tmp_path)
+    shell = Shell(tmp_path, tmp_path, str(ROOT))
     with pytest.raises(AssertionError, match="in no category"):
         follow(Block("page", 1, "", "curl example.org\n"), shell)
     with pytest.raises(AssertionError, match="no language known"):

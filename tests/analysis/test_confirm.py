@@ -26,6 +26,7 @@ from autotune.tpu.attached import Attached
 from tests.timing.on_cpu import Quiet
 from tests.timing.scripted import Script, dies, known, raises
 
+pytestmark = pytest.mark.usefixtures("known_programs")
 KEY = TableKey("bfloat16", "bfloat16", 4, 1, 128, 64, 128, 256)
 LARGE, SMALL = BlockSizes(4, 32), BlockSizes(2, 32)  # in the order that the model predicts
 LATENCIES = {LARGE: 100e-6, SMALL: 120e-6}

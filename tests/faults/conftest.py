@@ -6,7 +6,6 @@ reliability`) the tables of that page are written anew instead.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -100,8 +99,7 @@ class Home:
 
     def answer(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """As `run`, in this process: for what compiles nothing and has no faults."""
-        with contextlib.chdir(self.path):
-            return in_this_process(list(arguments), user_environment(self.cache))
+        return in_this_process(list(arguments), self.path, user_environment(self.cache))
 
     def rows(self, *, besides: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         """The rows that count, without what differs by chance."""

@@ -249,8 +249,10 @@ def test_ls(run: Callable[..., Result], tmp_path: Path) -> None:
 
 def test_export(run: Callable[..., Result], tmp_path: Path) -> None:
     row = make_row(latency_us=1.5, cycles=[1, 2, 3, 4])
-    failed = make_row(4, status="compile_error", error='a "b",\nc')
-    dataset.append(tmp_path / "r", [make_row(latency_us=9.0, minute=-1), row, failed])
+    dataset.append(
+        tmp_path / "r",
+        [make_row(latency_us=9.0, minute=-1), row, make_row(4, status="crashed", error='a "b",\nc')],
+    )
     for name in ("x.csv", "x.json", "x.parquet"):
         done = run("export", "r", "-o", name)
         assert (done.exit_code, done.stdout) == (0, ""), done.stderr

@@ -29,13 +29,8 @@ from autotune.tpu import generations
 from tests.timing.on_cpu import KEY, LONGER, RULE, Cpu, Quiet, Signaller, request, rows, statuses
 from tests.timing.scripted import Script, dies, known
 
+pytestmark = pytest.mark.usefixtures("known_programs")
 SMALL, LARGE = BlockSizes(2, 32), BlockSizes(4, 32)
-
-
-@pytest.fixture(autouse=True)
-def known_programs(monkeypatch: pytest.MonkeyPatch, replayed: str) -> None:
-    """No program of these tests is compiled twice."""
-    monkeypatch.setenv("PYTHONPATH", replayed)
 
 
 def devices(*slots: Slot) -> Devices:
