@@ -29,9 +29,12 @@ from autotune.tpu.compiler import environment
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before any test imports jax
 # Before any test imports Ray: it reports nothing, and only who has the token may run anything.
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
-# Started in the background, as by nohup or some CI, this process has SIGINT ignored, and so would the
-# commands that tests interrupt.
+# Started in the background, as by nohup or some CI, this process has signals ignored, and so would the
+# commands that tests interrupt. A handler of its own is none of theirs: they begin with the default.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+for _number in set(INTERRUPTS) - {signal.SIGINT}:
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, lambda signum, frame: None)
 
 # The same inputs in every run, and no limit of time for a busy machine. `make fuzz` takes new ones.
 settings.register_profile("quick", derandomize=True, deadline=None, max_examples=100)

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -78,12 +77,11 @@ def test_the_probe_would_see_a_heavy_import() -> None:
     assert {"jax", "numpy"} <= modules
 
 
-def test_no_tpu_is_said_in_under_a_second() -> None:
-    """Generously: interpreter start included, it is a tenth of that."""
-    start = time.monotonic()
-    returned, _ = imported("sweep")
+def test_no_tpu_is_said_at_once() -> None:
+    """Before what takes a second to import."""
+    returned, modules = imported("sweep")
     assert returned == 3
-    assert time.monotonic() - start < 1
+    assert not modules & HEAVY
 
 
 LIGHT, LOADS_PANDAS = ("--help", "keys --list-models"), "diff v5e v6e --format csv"
