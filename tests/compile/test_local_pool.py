@@ -210,7 +210,7 @@ def test_settings_of_the_user_change_no_verdict(tmp_path: Path) -> None:
 
 def test_a_command_that_was_stopped_for_longer_than_the_limit_has_no_timeout(tmp_path: Path) -> None:
     """As by Ctrl-Z, and fg some time later."""
-    limit = 8.0
+    limit = 15.0
     script = tmp_path / "parent.py"
     script.write_text(_COMPILE_ONE.format(timeout=limit))
     with subprocess.Popen(

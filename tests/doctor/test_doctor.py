@@ -117,8 +117,8 @@ def test_a_whole_environment(autotune: Callable[..., subprocess.CompletedProcess
     assert "\x1b" not in done.stdout
     # What it says to type next does work here.
     following = shlex.split(done.stdout.splitlines()[-1])
-    assert following[:3] == ["python", "-m", "autotune"]
-    assert autotune(*following[3:], "--dry-run").returncode == 0
+    assert "autotune" in following
+    assert autotune(*following[following.index("autotune") + 1 :], "--dry-run").returncode == 0
 
 
 @LINUX
