@@ -156,8 +156,9 @@ def _edges(table: Table, device: str) -> Iterator[Finding]:
     by_page: dict[int, list[tuple[int, int]]] = {}
     for key, blocks in table.devices[device].items():
         dimensions = table.dialect.dimensions(key)
-        if dimensions["page_size"] > 0 and (pages := _pages(dimensions)):
-            by_page.setdefault(dimensions["page_size"], []).append((pages, blocks.num_kv_pages_per_blk))
+        page = dimensions.get("page_size", 0)  # of a malformed key there may be none
+        if page > 0 and (pages := _pages(dimensions)):
+            by_page.setdefault(page, []).append((pages, blocks.num_kv_pages_per_blk))
     for page, lines in sorted(by_page.items()):
         most = max(value for _, value in lines)
         longer = [value for pages, value in lines if pages > most]

@@ -228,9 +228,14 @@ def batch(data: bytes, folder: Path) -> None:
 
 
 def calibration_seeds() -> list[bytes]:
-    from autotune.model.cost import CALIBRATION
+    from autotune.model.cost import CALIBRATIONS
 
-    entry = {**dataclasses.asdict(CALIBRATION), "uncertainty": {"stall": 0.1}, "error": 0.02, "rows": 40}
+    entry = {
+        **dataclasses.asdict(CALIBRATIONS["v6e"]),
+        "uncertainty": {"stall": 0.1},
+        "error": 0.02,
+        "rows": 40,
+    }
     return [
         json.dumps({"TPU v6 lite": entry}, indent=2).encode(),
         json.dumps({"TPU v4": entry}).encode(),
