@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -315,3 +316,13 @@ def compiling(of: int | None = None) -> set[int]:
     return {
         pid for pid, words in descendants(of).items() if "autotune.compile.local_pool import serve" in words
     }
+
+
+def wait_until_busy(pid: int, seconds: float) -> None:
+    """Wait until a process has had so much processor time, however busy the machine is, or is gone."""
+    while (stat := Path(f"/proc/{pid}/stat")).exists():
+        with contextlib.suppress(OSError):
+            user, system = stat.read_text().rpartition(")")[2].split()[11:13]
+            if (int(user) + int(system)) / os.sysconf("SC_CLK_TCK") >= seconds:
+                return
+        time.sleep(0.05)

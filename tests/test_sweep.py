@@ -25,7 +25,7 @@ from autotune.results.rows import rows_of
 from autotune.search.plan import Request
 from autotune.timing.history import Known
 from autotune.tpu.generations import V6E
-from tests.conftest import ROOT, command_line, compiling, user_environment
+from tests.conftest import ROOT, command_line, compiling, user_environment, wait_until_busy
 from tests.factories import SWEEP, make_row, shape, start, wait_for_rows
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -314,8 +314,8 @@ def test_killed_workers_become_crashed_rows_and_the_rest_is_there(tmp_path: Path
     def kill_the_next_worker() -> None:
         while not (fresh := compiling(sweep.pid) - killed):
             time.sleep(0.05)
-        time.sleep(1.5)
         for pid in fresh:
+            wait_until_busy(pid, 1.5)  # a worker that is killed as it starts is no fault of its program
             os.kill(pid, signal.SIGKILL)
         killed.update(fresh)
 

@@ -23,7 +23,7 @@ from autotune.errors import MachineError
 from autotune.executors import ray_cluster
 from autotune.executors.ray_pool import RayPool
 from autotune.tpu import environment
-from tests.conftest import ROOT, command_line, compiling, each, program, user_environment
+from tests.conftest import ROOT, command_line, compiling, each, program, user_environment, wait_until_busy
 
 QUICK = [Task("v6e", program(pages, 32, page_size=16)) for pages in (8, 16)]
 SLOW = Task("v6e", program(16, 256, q_heads=8, kv_heads=4, page_size=128))  # a minute and more
@@ -78,7 +78,8 @@ def kill_a_worker(seen: set[int]) -> None:
     """Kill one worker that was not seen before, once it has had time to begin."""
     while not (fresh := compiling() - seen):
         time.sleep(0.05)
-    time.sleep(2.5)
+    for pid in fresh:
+        wait_until_busy(pid, 1.5)
     for pid in fresh & compiling():
         os.kill(pid, signal.SIGKILL)
     seen |= fresh
