@@ -76,6 +76,7 @@ def failed(found: dict[str, Check]) -> list[str]:
     return [name for name, check in found.items() if check.state == FAILED]
 
 
+@pytest.mark.slow
 def test_on_the_cpu_from_the_command_line(
     autotune: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

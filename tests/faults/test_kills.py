@@ -14,7 +14,7 @@ import pytest
 
 from tests.faults.conftest import INTERPRETED, SWEEP, TIMING, Home, enter, wait_until_gone
 
-QUICK_POINTS = 4
+QUICK_POINTS = 3
 
 
 class Tally(NamedTuple):
