@@ -14,7 +14,7 @@ from typing import Any
 
 # Of processor time, as a busy machine is no find; the first of a process imports jax and compiles its code.
 SECONDS = 20.0
-MEMORY_BYTES = 2 << 30  # beyond what the process has
+MEMORY_BYTES = 8 << 30  # of addresses, beyond what the process has; allocators reserve far more than they use
 # A message is one line for a person; several where each names a way out, as for heads that do not tile.
 LONGEST_MESSAGE, MOST_LINES = 1000, 10
 

@@ -42,7 +42,7 @@ def _refuse(message: str) -> None:
         (lambda folder: os.system("true"), Wrong, "os.system"),
         (lambda folder: (folder.parent / "elsewhere").write_text(""), Wrong, "open"),
         (lambda folder: (folder.parent / "elsewhere").mkdir(), Wrong, "os.mkdir"),
-        (lambda folder: bytearray(6 << 30), MemoryError, ""),
+        (lambda folder: bytearray(16 << 30), MemoryError, ""),
         (lambda folder: _refuse("x\n" * 50), Wrong, "not a few printable lines"),
         (lambda folder: _refuse("\x1b[31m"), Wrong, "not a few printable lines"),
         (lambda folder: _refuse("x" * 5000), Wrong, "a refusal of 5000 characters"),
