@@ -90,9 +90,10 @@ def bounded(folder: Path, seconds: float = SECONDS) -> Iterator[None]:
         _watches.append(_Watch())
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limits = resource.getrlimit(resource.RLIMIT_AS)
-    handler = signal.signal(signal.SIGPROF, _too_long)
+    # Not SIGPROF: libtpu's own profiler sends it, and ignores it in a way that Python cannot put back.
+    handler = signal.signal(signal.SIGVTALRM, _too_long)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, limits[1]))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
     _watches[0].folder = os.fspath(folder)
     try:
         yield
@@ -100,9 +101,9 @@ def bounded(folder: Path, seconds: float = SECONDS) -> Iterator[None]:
         raise Wrong(str(stopped)) from stopped
     finally:
         _watches[0].folder = None
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, limits)
-        signal.signal(signal.SIGPROF, handler)
+        signal.signal(signal.SIGVTALRM, handler)
 
 
 def _too_long(signum: int, frame: FrameType | None) -> None:
