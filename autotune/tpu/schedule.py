@@ -72,21 +72,40 @@ def read_schedule(folder: Path, kernel_name: str) -> Schedule:
       ListingLost: a listing is missing or cut off.
       ListingError: there are several, or one is not in the known form.
     """
+    bundles, total = bundles_of(folder, kernel_name)
+    cycles = parse_bundles(bundles)
+    require_whole(bundles, sum(cycles), total)
+    return Schedule(cycles, *allocations_of(folder, kernel_name))
+
+
+def bundles_of(folder: Path, kernel_name: str) -> tuple[Path, int | None]:
+    """The final-bundles listing of the one kernel of this name, and how many bundles the compiler counted.
+
+    Raises:
+      ListingLost, ListingError: as `read_schedule`.
+    """
     bundles = _only(folder, f"*{kernel_name}*-{_BUNDLES_PASS}.txt")
     total = _total(folder, kernel_name)
     if total and not bundles.stat().st_size:
         raise ListingLost(f"the compiler's listing {bundles.name!r} is empty")
-    cycles = parse_bundles(bundles)
-    if total is not None and sum(cycles) < total:
-        raise ListingLost(f"the compiler's listing {bundles.name!r} has {sum(cycles)} bundles of {total}")
-    vmem, smem = parse_allocations(_only(folder, f"*{kernel_name}*-{_ALLOCATIONS_PASS}.txt"))
-    return Schedule(cycles, vmem, smem)
+    return bundles, total
+
+
+def require_whole(bundles: Path, read: int, total: int | None) -> None:
+    """Raises ListingLost where fewer bundles were read than the compiler counted."""
+    if total is not None and read < total:
+        raise ListingLost(f"the compiler's listing {bundles.name!r} has {read} bundles of {total}")
+
+
+def allocations_of(folder: Path, kernel_name: str) -> tuple[int, int]:
+    """(VMEM, SMEM) bytes in use by the one kernel of this name; raises as `read_schedule`."""
+    return parse_allocations(_only(folder, f"*{kernel_name}*-{_ALLOCATIONS_PASS}.txt"))
 
 
 def _total(folder: Path, kernel_name: str) -> int | None:
     """How many bundles the compiler counted; None where it does not say."""
     for path in folder.glob(f"*{kernel_name}*-{_ANALYSIS}.txt"):
-        for line in _lines(path):
+        for line in lines_of(path):
             if match := _TOTAL.match(line):
                 return int(match[1])
     return None
@@ -103,7 +122,7 @@ def _only(folder: Path, pattern: str) -> Path:
     return paths[0]
 
 
-def _lines(path: Path) -> Iterator[str]:
+def lines_of(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
         while line := file.readline(MAX_LINE_CHARS + 1):
             if len(line) > MAX_LINE_CHARS:
@@ -116,7 +135,7 @@ def _lines(path: Path) -> Iterator[str]:
 def parse_bundles(path: Path) -> tuple[int, ...]:
     """Bundles by loop depth, from 0 to the deepest, of a final-bundles listing."""
     counts: dict[int, int] = {}
-    for line in _lines(path):
+    for line in lines_of(path):
         if match := _BUNDLE.match(line):
             depth = len(match[1])
             if depth > MAX_DEPTH:
@@ -130,7 +149,7 @@ def parse_bundles(path: Path) -> tuple[int, ...]:
 def parse_allocations(path: Path) -> tuple[int, int]:
     """(VMEM, SMEM) bytes in use, from a listing whose allocations have offsets."""
     ends = {"vmem": 0, "smem": 0}
-    for line in _lines(path):
+    for line in lines_of(path):
         for match in _ALLOCATION.finditer(line):
             end = int(match["offset"], 16) + int(match["size"], 16)
             ends[match["space"]] = max(ends.get(match["space"], 0), end)
