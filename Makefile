@@ -7,7 +7,7 @@ DEMO   ?= results/demo
 TABLES ?= results/tables
 GENERATIONS := v4 v5e v5p v6e v7x
 
-.PHONY: demo test reliability test-slow fuzz lint browser screenshots docs tables clean
+.PHONY: demo test reliability test-slow fuzz lint kernels browser screenshots docs tables clean
 .DELETE_ON_ERROR:
 
 $(VENV)/installed: pyproject.toml autotune/__init__.py
@@ -40,6 +40,12 @@ lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+kernels: $(VENV)/installed  ## the kernels of serving stacks that tests compile; without them those tests are skipped
+	@test -d build/kernels/tpu_inference || ($(BIN)/python -m pip download --quiet --no-deps --require-hashes \
+	  --dest build/wheels --requirement tests/kernels.txt && \
+	  $(BIN)/python -m zipfile --extract build/wheels/tpu_inference-*.whl build/kernels) || \
+	  echo 'the kernels of serving stacks could not be fetched' >&2
 
 browser:  ## the browser in which tests look at reports, where root may install it from packages
 	@command -v chromedriver > /dev/null || test "$$(id -u)" != 0 || ! command -v apt-get > /dev/null || \

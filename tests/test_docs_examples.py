@@ -43,6 +43,11 @@ SUBSTITUTIONS = (
         "dozens of keys take minutes",
     ),
     (r"(autotune lookup .*) --compile", r"\1", "its two compiles take half a minute"),
+    (
+        r"(autotune check --kernel \S+) .*",
+        rf"\1 --kernel-source {ROOT}/build/kernels --model qwen3-8b --tp 8 --target v6e --max-model-len 1024",
+        "32 heads take minutes",
+    ),
     (r"(autotune report) \S*rows/\S* \S*rows/\S*", r"\1 results/v6e", "hundreds of keys take seconds"),
     (r"(autotune emit )(?!.*--allow-modelled)", r"\1--allow-modelled ", "rows are of no TPU here"),
 )
@@ -159,6 +164,8 @@ def follow(block: Block, shell: Shell) -> None:
             shell.run(f"{command} --dry-run{'' if '--target' in command else ' --target v6e'}")
         if command.startswith("autotune report") and not importlib.util.find_spec("plotly"):
             assert "pip install" in shell.run(substituted(command), 3)
+        elif "--kernel-source" in command and not (ROOT / "build" / "kernels").is_dir():
+            assert "does not hold" in shell.run(substituted(command), 2)
         elif "emit" in command and "--check" in command:
             shell.run(f"{substituted(command)} || test $? = {code}")
         elif needs_tpu(command):

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
-from autotune.compile.pool import Pool, Task
+from autotune.compile.pool import Job, Pool, Task
 from autotune.errors import MachineError, first_line
 from autotune.io.files import FULL, scratch_folder
 from autotune.io.patience import Patience
@@ -52,7 +52,7 @@ _CHILD = "from autotune.compile.local_pool import serve; serve()"
 class _Item(NamedTuple):
     """Something to compile. failed: what stands for its result where there is only a verdict."""
 
-    task: Task | Call
+    task: Task | Call | Job
     then: Callable[[Any], None]
     failed: Callable[[Compiled], Any]
 
@@ -129,6 +129,10 @@ class CompilePool(Pool):
 
     def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
         self._items.put(_Item(call, then, lambda verdict: Executable(verdict=verdict)))
+
+    def submit_job(self, job: Job, then: Callable[[Any], None]) -> None:
+        """As `submit`; `then` gets the job's answer, or a verdict where its process hung or died."""
+        self._items.put(_Item(job, then, lambda verdict: verdict))
 
     def _work(self) -> None:
         """A thread's: a worker, and another when it has died; an item at a time."""
@@ -274,7 +278,7 @@ class _Worker:
     def wait_until_ready(self) -> None:
         self._answer(START_SECONDS)
 
-    def ask(self, task: Task | Call, timeout: float) -> Any:
+    def ask(self, task: Task | Call | Job, timeout: float) -> Any:
         """What came of a task: Compiled, Executable or MachineFault; raises _Died or _Hangs."""
         try:
             self._connection.send(task)
@@ -355,10 +359,12 @@ def serve() -> None:
     os._exit(0)
 
 
-def _answer(task: Task | Call, folder: Path) -> Compiled | Executable | Exception:
+def _answer(task: Task | Call | Job, folder: Path) -> Any:
     """The result, or why there is none that would say something about the task."""
     try:
-        return _compile(task, folder) if isinstance(task, Task) else _compile_ahead(task, folder)
+        if isinstance(task, Task):
+            return _compile(task, folder)
+        return _compile_ahead(task, folder) if isinstance(task, Call) else task.run(folder)
     except (MachineFault, OSError) as fault:
         return fault
     except Exception as error:

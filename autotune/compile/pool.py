@@ -9,8 +9,9 @@ import functools
 import queue
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from autotune.errors import MachineError
 from autotune.kernel.problem import Program
@@ -23,6 +24,17 @@ class Task(NamedTuple):
 
     target: str
     program: Program
+
+
+class Job(Protocol):
+    """Anything else that a compiling process can answer."""
+
+    def run(self, listings: Path) -> Any:
+        """The answer. listings: an empty folder, to which the compiler writes.
+
+        Raises:
+          MachineFault, OSError: what they say is not about the program.
+        """
 
 
 class Pool(ABC):

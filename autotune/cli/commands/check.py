@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from autotune.cli.commands import server_start
+from autotune.cli.commands.server_start import ServerOptions, server_options
 from autotune.cli.completing import TABLES, names_or_files
 from autotune.cli.options import TARGET, NamedFolder, NumberRange, Seconds, Size, command_name, cores
 from autotune.errors import EXIT_DIFFERENT, UsageError
@@ -22,7 +24,7 @@ FORMATS = ("text", "markdown", "json", "github")
 
 
 @click.command(epilog="Example: autotune check jax --compile --target v6e --limit 20")
-@click.argument("table", shell_complete=names_or_files(*TABLES))
+@click.argument("table", required=False, shell_complete=names_or_files(*TABLES))
 @click.option("--target", type=TARGET, help="Only this generation's rows.")
 @click.option(
     "--lookup",
@@ -63,9 +65,10 @@ FORMATS = ("text", "markdown", "json", "github")
     help="Rows to compare with. Repeatable. [default: those of the committed tables]",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="text", show_default=True)
+@server_options
 @click.option("--all", "show_all", is_flag=True, help="Show every finding, not the first few of each kind.")
 def command(
-    table: str,
+    table: str | None,
     target: str | None,
     lookup: str | None,
     compiling: bool,
@@ -76,15 +79,24 @@ def command(
     slower_than: float | None,
     folders: tuple[Folder, ...],
     form: str,
+    server: ServerOptions,
     show_all: bool,
 ) -> None:
-    """Check a table the way code is checked; exit code 1 if anything is found.
+    """Check a table, or what a server would run; exit code 1 if anything is found.
 
     TABLE is a Python file, `jax` for the installed JAX's own, a generation for the committed one, or a
     results folder; `:DEVICE` after it picks one device. Found are keys that no call can find, values above
     what a call has, heads that the kernel never has in one block, and names that two generations share; with
     --compile entries that do not fit, and with --slower-than entries that rows show to be slow.
+
+    Without TABLE, --kernel and --model check a server's own attention: whether the block sizes that it would
+    take compile for --target, and which would, where they do not. A minute or two with many heads on a chip.
     """
+    if table is None:
+        server_start.run(server, target, vmem_limit, jobs, compile_timeout)
+        return
+    if server.kernel or server.model:
+        raise UsageError(f"{table!r} is a table, and --kernel checks a server: leave out one of them")
     from autotune.analysis import check
     from autotune.cli.render import check as check_formats
     from autotune.tables import load

@@ -1,0 +1,182 @@
+"""Whether a server's attention compiles: what its stack runs for each case of a call, and what would fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import queue
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from autotune.compile.local_pool import CompilePool
+from autotune.compile.rpa_v3 import Answer, Job
+from autotune.kernel.problem import Problem, Settings
+from autotune.kernel.rpa_v3.blocks import (
+    CASES,
+    DECODE,
+    VARIABLES,
+    Blocks,
+    broken_rule,
+    scratch_bytes,
+    smaller,
+)
+from autotune.kernel.workload import Sequence, Workload, generate
+from autotune.model.calibrate import current
+from autotune.model.rpa_v3 import bundles, latency_seconds
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.generations import Generation, hardware
+
+# Of smaller block sizes, two at a time are compiled, at these shares of the tokens in blocks, until one fits:
+# registers that spill may double what large blocks need, and a compile takes up to some minutes.
+SHARES = ((2, 8), (32, 128), (512, 2048))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Server:
+    """What is asked about.
+
+    given: block sizes that the environment sets, by case. folder: the one that holds tpu_inference.
+    """
+
+    generation: Generation
+    problem: Problem
+    settings: Settings
+    given: Mapping[str, Blocks]
+    folder: Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tried:
+    """Block sizes that were compiled.
+
+    seconds: modelled; None where they do not run, or the model does not know the loops.
+    """
+
+    blocks: Blocks
+    answer: Answer
+    seconds: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        return self.answer.verdict.status == "ok"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case of the call. own: what the stack runs, None where it has no default. broken: a rule that these
+    block sizes break. instead: smaller ones that were compiled."""
+
+    name: str
+    set_by: str
+    own: Tried | None
+    refusal: Compiled
+    broken: str | None = None
+    instead: tuple[Tried, ...] = ()
+
+    @property
+    def starts(self) -> bool:
+        return self.own is not None and self.own.fits and self.broken is None
+
+    @property
+    def best(self) -> Tried | None:
+        """The fastest of the smaller ones that fit, by the model; the largest where it does not know them."""
+        fitting = [tried for tried in self.instead if tried.fits]
+        return min(fitting, key=lambda t: t.seconds if t.seconds is not None else float("inf"), default=None)
+
+
+def check(
+    server: Server, jobs: int, timeout: float, told: Callable[[str, Blocks | None], None]
+) -> tuple[Case, ...]:
+    """Both cases, each compiled as the stack would run it, and smaller ones where that would fail.
+
+    jobs: compiles at once. timeout: seconds that one may take. told: of each compile that is started.
+
+    Raises:
+      MachineError: nothing can be compiled here.
+    """
+    with CompilePool(jobs, timeout) as pool:
+        own = _ask(pool, server, [(case, server.given.get(case)) for case in CASES], told)
+        return tuple(_case(pool, server, case, answer, told) for case, answer in zip(CASES, own, strict=True))
+
+
+def _case(
+    pool: CompilePool,
+    server: Server,
+    name: str,
+    answer: Answer,
+    told: Callable[[str, Blocks | None], None],
+) -> Case:
+    set_by = VARIABLES[name] if name in server.given else "the kernel's own default"
+    page_size = server.problem.page_size
+    own = _tried(server, name, answer) if answer.blocks else None
+    broken = broken_rule(answer.blocks, page_size) if answer.blocks else None
+    case = Case(name=name, set_by=set_by, own=own, refusal=answer.verdict, broken=broken)
+    if case.starts or answer.verdict.status == "smem_oom":  # which no block sizes change
+        return case
+    length = server.problem.max_model_len
+    start = answer.blocks or Blocks(*((1, length, 1, length) if name == DECODE else (128, length, 128, 512)))
+    limit = server.settings.vmem_limit_bytes or hardware(server.generation).vmem_bytes
+    possible = [b for b in smaller(start, page_size) if scratch_bytes(server.problem, b) <= limit]
+    found: list[Tried] = []
+    for shares in SHARES:
+        sizes = [start.bq_sz * start.bkv_sz // share for share in shares]
+        batch = [next((b for b in possible if b.bq_sz * b.bkv_sz <= size), None) for size in sizes]
+        asked: list[tuple[str, Blocks | None]] = [(name, blocks) for blocks in dict.fromkeys(batch) if blocks]
+        answers = _ask(pool, server, asked, told)
+        found += [_tried(server, name, answer) for answer in answers]
+        if any(tried.fits for tried in found):
+            break
+    return dataclasses.replace(case, instead=tuple(found))
+
+
+def _ask(
+    pool: CompilePool,
+    server: Server,
+    asked: list[tuple[str, Blocks | None]],
+    told: Callable[[str, Blocks | None], None],
+) -> list[Answer]:
+    """The answers in the order of what is asked."""
+    done: queue.SimpleQueue[tuple[int, Answer | Compiled]] = queue.SimpleQueue()
+    for number, (case, blocks) in enumerate(asked):
+        told(case, blocks)
+        job = Job(
+            target=server.generation.name,
+            folder=server.folder,
+            case=case,
+            blocks=blocks,
+            problem=server.problem,
+            settings=server.settings,
+        )
+        pool.submit_job(job, functools.partial(_put, done, number))
+    answers: dict[int, Answer] = {}
+    for _ in asked:
+        number, answer = done.get()
+        if pool.broken:
+            raise pool.broken
+        if isinstance(answer, Compiled):  # the process hung or died
+            answer = Answer(blocks=asked[number][1], verdict=answer)
+        answers[number] = answer
+    return [answers[number] for number in range(len(asked))]
+
+
+def _put(done: queue.SimpleQueue[tuple[int, Answer | Compiled]], number: int, answer: Answer) -> None:
+    done.put((number, answer))
+
+
+def _tried(server: Server, case: str, answer: Answer) -> Tried:
+    assert answer.blocks
+    counted = bundles(case, answer.loops) if answer.loops else None
+    seconds = None
+    if counted:
+        calibration = current(server.generation)
+        sequences = _sequences(server.problem, case)
+        seconds = latency_seconds(
+            server.generation, server.problem, case, answer.blocks, sequences, counted, calibration
+        )
+    return Tried(blocks=answer.blocks, answer=answer, seconds=seconds)
+
+
+def _sequences(problem: Problem, case: str) -> tuple[Sequence, ...]:
+    """Those of the generated batches that the case computes: sequences of one new token, or of more."""
+    batch: Workload = generate("decode-heavy" if case == DECODE else "prefill-heavy", problem)
+    return tuple(s for s in batch.sequences if (s.q_len == 1) == (case == DECODE))
