@@ -1,11 +1,15 @@
-"""How far a sweep's estimate of its own time is off: sweeps replayed with the compile times of recorded ones.
+"""How far estimates of compile time are off: of each program alone, and of a whole sweep replayed.
 
     python -m bench.estimate [--jobs 2] [DIR ...]
 
-Each folder holds the rows of `autotune sweep --target ... --preset published`; by default, those behind the
-committed tables. The search is asked what to compile, and answered by the rows after the seconds that each
-compile took then. At several shares of the whole time, the estimate of the whole (what has passed and what is
-said to be left) is set against it. The machines were not idle, and how busy they were changed in between.
+Each folder holds rows of `autotune sweep --target ... --preset published`. The default,
+bench/data/idle_v6e, has a row a program from such a sweep on an idle machine with two cores (jax 0.10.2,
+libtpu 0.0.42.1, December 2026). The rows behind the committed tables come from busy machines, where
+compiles take several times as long.
+
+In the replay the search is asked what to compile, and answered by the rows after the seconds that each
+compile took. At several shares of the whole time, the estimate of the whole (what has passed and what is
+left by it) is set against it.
 """
 
 from __future__ import annotations
@@ -16,19 +20,21 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from autotune import sweep
 from autotune.cli.eta import START_SECONDS, seconds_left, seconds_of
 from autotune.kernel.problem import Settings
 from autotune.keys import presets
 from autotune.model.calibrate import current
 from autotune.results import dataset, schema
-from autotune.results.rows import rows_of
-from autotune.results.scores import COMMITTED_ROWS
+from autotune.results.rows import program_of, rows_of
 from autotune.search.plan import Planner, Request, known
 from autotune.search.space import expected_compile_seconds
 from autotune.tpu import generations
 from autotune.tpu.compiler import Compiled
 
+IDLE = Path(__file__).parent / "data" / "idle_v6e"
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 
 
@@ -73,12 +79,28 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
         moments.append(Moment(now, seconds_left(now + START_SECONDS, done, search.outlook().seconds, jobs)))
 
 
+def single(folder: Path) -> str:
+    """Of programs that compiled: the estimate over what it took, and how many are off by over 3 times."""
+    ratios = []
+    for row in rows_of(dataset.read(folder)):
+        if row["status"] == "ok" and row["compile_seconds"]:
+            ratios.append(expected_compile_seconds(program_of(row)) / row["compile_seconds"])
+    least, low, median, high, most = (np.percentile(ratios, p) for p in (0, 5, 50, 95, 100))
+    off = sum(not 1 / 3 <= ratio <= 3 for ratio in ratios)
+    return (
+        f"{len(ratios)} compiles, estimate over time {median:.2f} (90%: {low:.2f} to {high:.2f}, "
+        f"all: {least:.2f} to {most:.2f}), {off} off by over 3 times"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folders", nargs="*", type=Path, metavar="DIR")
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    folders = arguments.folders or [COMMITTED_ROWS / name for name in generations.GENERATIONS]
+    folders = arguments.folders or [IDLE]
+    for folder in folders:
+        print(f"{folder}: {single(folder)}")
     print("estimate of the whole / the whole, after a share of it")
     print(f"{'':5} programs  seconds " + "".join(f"{share:8.0%}" for share in SHARES))
     errors: list[list[float]] = []

@@ -364,6 +364,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
+def between(seconds: float) -> str:
+    """Half of an estimate to twice of it: before a compile, the speed of the machine is not known."""
+    least, most = duration(seconds / 2), duration(2 * seconds)
+    if least.split()[1:] == most.split()[1:]:
+        least = least.split()[0]
+    return f"{least} to {most}"
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them: 8 s, 3 min, 1 h 20 min."""
     if seconds < 90:

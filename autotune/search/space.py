@@ -135,12 +135,13 @@ def scratch_overflow(generation: Generation, program: Program, *, named: bool) -
 def expected_compile_seconds(program: Program) -> float:
     """Roughly how long one core compiles a program: to order the work and to say how long it will take.
 
-    Two power laws of the scores that a KV block makes (query rows times KV tokens), through the compile times
-    of 397 programs of the published v6e space (libtpu 0.0.42); from four KV heads on, registers spill and
-    the compiler takes far longer. One compile in ten takes less than half or more than 1.5 times as long.
+    Power laws of a block's query rows, KV tokens and KV heads, fitted to 327 programs of the published v6e
+    space on an idle machine (libtpu 0.0.42.1); from four KV heads on, registers spill and the compiler takes
+    far longer. Those took 0.5 to 2.4 times as long: `python -m bench.estimate`.
     """
     layout, blocks = program.layout, program.blocks
-    scores = layout.num_q_heads * blocks.num_queries_per_blk * blocks.num_kv_pages_per_blk * layout.page_size
+    rows = layout.num_q_heads * blocks.num_queries_per_blk / 1024
+    tokens = blocks.num_kv_pages_per_blk * layout.page_size / 1024
     if layout.num_kv_heads < 4:
-        return 0.5 + 1.1 * layout.num_kv_heads**0.87 * (scores / 2**20) ** 1.1
-    return 0.5 + 11.0 * (scores / 2**20) ** 1.45
+        return 0.5 + 1.86 * layout.num_kv_heads**1.05 * rows**1.33 * tokens**1.30
+    return 0.7 + 12.8 * (layout.num_kv_heads / 4) ** 0.58 * rows**1.57 * tokens**1.97

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from autotune.analysis.overview import Overview
 from autotune.cli.eta import seconds_left
-from autotune.cli.progress import duration
+from autotune.cli.progress import between
 from autotune.io.terminal import counted, printable
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.search.plan import Plan, Request
@@ -32,7 +32,7 @@ def announcement(request: Request, plan: Plan, search: Search, jobs: int, part: 
         programs = f"about {outlook.programs} of {programs}" if outlook.programs else f"none of {programs}"
     parts.append(f"{programs} to compile for {request.generation}")
     if outlook.programs:
-        parts.append(f"about {duration(seconds_left(0.0, 0.0, outlook.seconds, jobs))} with --jobs {jobs}")
+        parts.append(f"{between(seconds_left(0.0, 0.0, outlook.seconds, jobs))} with --jobs {jobs}")
     return (f"shard {part}: " if part else "") + "; ".join(parts)
 
 
