@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import queue
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.compile.local_pool import CompilePool
@@ -20,7 +20,8 @@ from autotune.kernel.rpa_v3.blocks import (
     scratch_bytes,
     smaller,
 )
-from autotune.kernel.workload import Sequence, Workload, generate
+from autotune.kernel.workload import Sequence as Lengths
+from autotune.kernel.workload import Workload, generate
 from autotune.model.calibrate import current
 from autotune.model.rpa_v3 import bundles, latency_seconds
 from autotune.tpu.compiler import Compiled
@@ -33,16 +34,27 @@ SHARES = ((2, 8), (32, 128), (512, 2048))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Server:
-    """What is asked about.
+    """What is asked about: a server's layers of one kind.
 
-    given: block sizes that the environment sets, by case. folder: the one that holds tpu_inference.
+    layers: their name where a model has several kinds. given: block sizes that the environment sets, by case.
+    folder: the one that holds tpu_inference.
     """
 
+    layers: str
     generation: Generation
     problem: Problem
     settings: Settings
     given: Mapping[str, Blocks]
     folder: Path
+
+    @property
+    def vmem_limit_bytes(self) -> int:
+        """The kernel's own limit is all that a TensorCore has."""
+        return self.settings.vmem_limit_bytes or hardware(self.generation).vmem_bytes
+
+
+# Called with each compile that is started.
+Told = Callable[[Server, str, Blocks | None], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,35 +89,55 @@ class Case:
     def starts(self) -> bool:
         return self.own is not None and self.own.fits and self.broken is None
 
-    @property
-    def best(self) -> Tried | None:
-        """The fastest of the smaller ones that fit, by the model; the largest where it does not know them."""
-        fitting = [tried for tried in self.instead if tried.fits]
-        return min(fitting, key=lambda t: t.seconds if t.seconds is not None else float("inf"), default=None)
 
-
-def check(
-    server: Server, jobs: int, timeout: float, told: Callable[[str, Blocks | None], None]
-) -> tuple[Case, ...]:
+def check(pool: CompilePool, server: Server, told: Told) -> tuple[Case, ...]:
     """Both cases, each compiled as the stack would run it, and smaller ones where that would fail.
-
-    jobs: compiles at once. timeout: seconds that one may take. told: of each compile that is started.
 
     Raises:
       MachineError: nothing can be compiled here.
     """
-    with CompilePool(jobs, timeout) as pool:
-        own = _ask(pool, server, [(case, server.given.get(case)) for case in CASES], told)
-        return tuple(_case(pool, server, case, answer, told) for case, answer in zip(CASES, own, strict=True))
+    own = _ask(pool, server, [(case, server.given.get(case)) for case in CASES], told)
+    return tuple(_case(pool, server, case, answer, told) for case, answer in zip(CASES, own, strict=True))
 
 
-def _case(
-    pool: CompilePool,
-    server: Server,
-    name: str,
-    answer: Answer,
-    told: Callable[[str, Blocks | None], None],
-) -> Case:
+def that_fit(
+    pool: CompilePool, kinds: Sequence[tuple[Server, tuple[Case, ...]]], told: Told
+) -> dict[str, Blocks]:
+    """For each case that fails, the fastest block sizes known to fit, by the model.
+
+    The environment sets them for layers of every kind, so those that fit one kind are compiled for the others
+    too. A case is left out where none of what was tried fits all.
+    """
+    found = {}
+    for number, name in enumerate(CASES):
+        cases = [several[number] for _, several in kinds]
+        if all(case.starts for case in cases):
+            continue
+        known = [
+            {tried.blocks: tried for tried in (case.own, *case.instead) if tried is not None}
+            for case in cases
+        ]
+        for blocks in _fastest_first(cases):
+            for (server, _), tried in zip(kinds, known, strict=True):
+                if blocks not in tried:
+                    (answer,) = _ask(pool, server, [(name, blocks)], told)
+                    tried[blocks] = _tried(server, name, answer)
+            if all(tried[blocks].fits for tried in known):
+                found[name] = blocks
+                break
+    return found
+
+
+def _fastest_first(cases: Sequence[Case]) -> list[Blocks]:
+    """What fits in place of what fails; block sizes whose loops the model does not know come last."""
+    seconds: dict[Blocks, float] = {}
+    for tried in (tried for case in cases for tried in case.instead if tried.fits):
+        modelled = float("inf") if tried.seconds is None else tried.seconds
+        seconds[tried.blocks] = max(modelled, seconds.get(tried.blocks, 0.0))
+    return sorted(seconds, key=lambda blocks: seconds[blocks])
+
+
+def _case(pool: CompilePool, server: Server, name: str, answer: Answer, told: Told) -> Case:
     set_by = VARIABLES[name] if name in server.given else "the kernel's own default"
     page_size = server.problem.page_size
     own = _tried(server, name, answer) if answer.blocks else None
@@ -115,7 +147,7 @@ def _case(
         return case
     length = server.problem.max_model_len
     start = answer.blocks or Blocks(*((1, length, 1, length) if name == DECODE else (128, length, 128, 512)))
-    limit = server.settings.vmem_limit_bytes or hardware(server.generation).vmem_bytes
+    limit = server.vmem_limit_bytes
     possible = [b for b in smaller(start, page_size) if scratch_bytes(server.problem, b) <= limit]
     found: list[Tried] = []
     for shares in SHARES:
@@ -133,12 +165,12 @@ def _ask(
     pool: CompilePool,
     server: Server,
     asked: list[tuple[str, Blocks | None]],
-    told: Callable[[str, Blocks | None], None],
+    told: Told,
 ) -> list[Answer]:
     """The answers in the order of what is asked."""
     done: queue.SimpleQueue[tuple[int, Answer | Compiled]] = queue.SimpleQueue()
     for number, (case, blocks) in enumerate(asked):
-        told(case, blocks)
+        told(server, case, blocks)
         job = Job(
             target=server.generation.name,
             folder=server.folder,
@@ -176,7 +208,7 @@ def _tried(server: Server, case: str, answer: Answer) -> Tried:
     return Tried(blocks=answer.blocks, answer=answer, seconds=seconds)
 
 
-def _sequences(problem: Problem, case: str) -> tuple[Sequence, ...]:
+def _sequences(problem: Problem, case: str) -> tuple[Lengths, ...]:
     """Those of the generated batches that the case computes: sequences of one new token, or of more."""
     batch: Workload = generate("decode-heavy" if case == DECODE else "prefill-heavy", problem)
     return tuple(s for s in batch.sequences if (s.q_len == 1) == (case == DECODE))

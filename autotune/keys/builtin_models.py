@@ -107,7 +107,13 @@ def known(name: str) -> Model:
     return Model(
         name=name,
         attentions=(
-            Attention(line.num_q_heads, line.num_kv_heads, line.head_dim, None if line.some else line.window),
+            Attention(
+                line.num_q_heads,
+                line.num_kv_heads,
+                line.head_dim,
+                window=None if line.some else line.window,
+                some_window=line.window if line.some else None,
+            ),
         ),
         dtype="bfloat16",
         max_model_len=line.max_model_len,

@@ -9,6 +9,7 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.io.terminal import printable
+from autotune.kernel.problem import SETTING_RANGES
 from autotune.keys.models import Attention, Model, window_note
 
 MAX_BYTES = 1 << 20
@@ -236,7 +237,9 @@ def _attentions(fields: _Fields, usual: Attention) -> tuple[tuple[Attention, ...
         if isinstance(first, int) and layers_in_all is not None:
             window = None if first >= layers_in_all else window
             some = first > 0
-    attentions: tuple[Attention, ...] = (usual._replace(window=None if some else window),)
+    attentions: tuple[Attention, ...] = (
+        usual._replace(window=None, some_window=window) if some else usual._replace(window=window),
+    )
     global_dim = fields.number("global_head_dim")
     if global_dim is not None:  # Gemma 4, whose layers that see everything have other heads
         other_kv = fields.number("num_global_key_value_heads") if fields.get("attention_k_eq_v") else None
@@ -260,6 +263,9 @@ def _attentions(fields: _Fields, usual: Attention) -> tuple[tuple[Attention, ...
         notes.append(
             f"its attention has a soft cap; a key does not hold that: sweep with --soft-cap {_shown(cap)}"
         )
+        least, most = SETTING_RANGES["soft_cap"]
+        if least <= abs(cap) <= most:
+            attentions = tuple(attention._replace(soft_cap=float(cap)) for attention in attentions)
     if fields.model_type == "gpt_oss":
         notes.append("its attention has sinks, which JAX's kernel does not know; swept without")
     others = sorted(kinds - {"full_attention", "sliding_attention", "chunked_attention"})

@@ -13,6 +13,7 @@ class Attention(NamedTuple):
     """The heads of a model's attention layers, or of those that `layers` names, before tensor parallelism.
 
     window: the sliding window in tokens of all these layers; None where some or all see everything.
+    some_window: that of those layers that have one, where not all do. soft_cap: of the logits.
     """
 
     num_q_heads: int
@@ -20,6 +21,8 @@ class Attention(NamedTuple):
     head_dim: int
     window: int | None = None
     layers: str = ""
+    some_window: int | None = None
+    soft_cap: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

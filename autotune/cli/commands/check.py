@@ -90,7 +90,7 @@ def command(
     --compile entries that do not fit, and with --slower-than entries that rows show to be slow.
 
     Without TABLE, --kernel and --model check a server's own attention: whether the block sizes that it would
-    take compile for --target, and which would, where they do not. A minute or two with many heads on a chip.
+    take compile for --target, and which would, where they do not. It takes minutes with many heads on a chip.
     """
     if table is None:
         server_start.run(server, target, vmem_limit, jobs, compile_timeout)

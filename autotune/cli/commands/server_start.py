@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
+from click.core import ParameterSource
 
 from autotune.cli.completing import names_or_files
 from autotune.cli.key_options import KV_ALIASES
@@ -17,10 +17,21 @@ from autotune.errors import EXIT_DIFFERENT, UsageError
 from autotune.kernel.problem import DEFAULT_MAX_NUM_SEQS, DTYPE_BITS, Problem, Settings
 
 if TYPE_CHECKING:
+    from autotune.analysis.server_start import Server
     from autotune.kernel.rpa_v3.blocks import Blocks
     from autotune.keys.models import Attention, Model
 
 KERNELS = ("tpu-inference-v3",)
+# Parameters of `check` that are about tables, and what is typed for them.
+_OF_TABLES = {
+    "lookup": "--lookup",
+    "compiling": "--compile",
+    "limit": "--limit",
+    "slower_than": "--slower-than",
+    "folders": "--results",
+    "form": "--format",
+    "show_all": "--all",
+}
 _COUNT = click.IntRange(1, 2**31 - 1)
 
 
@@ -60,7 +71,7 @@ server_options = grouped(
         help="The --kernel's model: its config.json, or a name of `autotune keys --list-models`.",
     ),
     click.option(
-        "--tp", type=_COUNT, default=1, show_default=True, help="Chips that the --model is divided among."
+        "--tp", type=_COUNT, default=1, show_default=True, help="The server's --tensor-parallel-size."
     ),
     click.option(
         "--max-num-batched-tokens",
@@ -96,46 +107,85 @@ def run(
     from autotune.analysis import server_start
     from autotune.cli.render import server_start as render
     from autotune.compile.batch import require_compiler
-    from autotune.kernel.rpa_v3 import blocks, source
+    from autotune.compile.local_pool import CompilePool
     from autotune.keys import builtin_models
-    from autotune.tpu import generations
 
-    if typed.kernel is None and typed.model is None:
-        raise UsageError("nothing is named: name a TABLE, such as jax, or a server by --kernel and --model")
-    if typed.kernel is None or typed.model is None:
-        missing = "--model" if typed.kernel else "--kernel"
+    if typed.model is None:
         raise UsageError(
-            f"{missing} is missing: a server is checked with both, such as --kernel {KERNELS[0]}"
+            f"--model is missing: a server is checked with it and --kernel, such as --kernel {KERNELS[0]}"
+            if typed.kernel
+            else "nothing is named: name a TABLE, such as jax, or a server by --kernel and --model"
         )
-    if target is None:
-        raise UsageError("--target is missing: name the generation that the server runs on, such as v7x")
-    generation = generations.by_name(target)
-    generations.beyond_vmem(generation, vmem_limit)
-    given = blocks.from_environment(os.environ)
+    if typed.kernel is None:
+        raise UsageError(f"--kernel is missing: a server is checked with both, such as --kernel {KERNELS[0]}")
+    context = click.get_current_context()
+    for name, option in _OF_TABLES.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"{option} is for a TABLE, and --kernel checks a server: leave out one of them")
     model = builtin_models.find(typed.model)
-    problems = [(attention, _problem(model, attention, typed)) for attention in model.attentions]
-    folder = source.find(typed.kernel_source)
+    servers = _servers(model, typed, target, vmem_limit)
     require_compiler()
-    failing = False
-    for attention, problem in problems:
-        settings = Settings(sliding_window=attention.window, vmem_limit_bytes=vmem_limit)
-        server = server_start.Server(
-            generation=generation, problem=problem, settings=settings, given=given, folder=folder
-        )
-        click.echo(render.heading(model, attention, server))
-        cases = server_start.check(server, jobs or cores(), timeout, functools.partial(_say, problem))
-        click.echo(render.cases(server, cases), nl=False)
-        failing |= not all(case.starts for case in cases)
-    if failing:
+    with CompilePool(jobs or cores(), timeout) as pool:
+        kinds = [(server, server_start.check(pool, server, _say)) for server in servers]
+        fitting = server_start.that_fit(pool, kinds, _say)
+    click.echo(render.text(model.name, kinds, fitting), nl=False)
+    if not all(case.starts for _, cases in kinds for case in cases):
         raise click.exceptions.Exit(EXIT_DIFFERENT)
 
 
-def _say(problem: Problem, case: str, blocks: Blocks | None) -> None:
+def _servers(model: Model, typed: ServerOptions, target: str | None, vmem_limit: int | None) -> list[Server]:
+    """What is asked about each kind of a model's layers.
+
+    Raises:
+      UsageError: what is typed, or the environment, is no server that runs this kernel.
+      MachineError: the kernel's source is not here.
+    """
+    from autotune.analysis.server_start import Server
+    from autotune.kernel.rpa_v3 import blocks, source
+    from autotune.tpu import generations
+
+    if target is None:
+        raise UsageError("--target is missing: name the generation that the server runs on, such as v7x")
+    if os.environ.get(blocks.BATCHED, "").lower() in ("1", "true"):
+        raise UsageError(
+            f"{blocks.BATCHED} is set, and with it the server runs another kernel, batched RPA, which cannot "
+            f"be checked yet: `unset {blocks.BATCHED}` to check {KERNELS[0]}"
+        )
+    generation = generations.by_name(target)
+    generations.beyond_vmem(generation, vmem_limit)
+    given = blocks.from_environment(os.environ)
+    problems = [_problem(model, attention, typed) for attention in model.attentions]
+    folder = source.find(typed.kernel_source)
+    return [
+        Server(
+            layers=layers,
+            generation=generation,
+            problem=problem,
+            settings=Settings(
+                sliding_window=window, soft_cap=attention.soft_cap, vmem_limit_bytes=vmem_limit
+            ),
+            given=given,
+            folder=folder,
+        )
+        for attention, problem in zip(model.attentions, problems, strict=True)
+        for layers, window in _windows(attention)
+    ]
+
+
+def _windows(attention: Attention) -> list[tuple[str, int | None]]:
+    """The kinds of layers with these heads, by name, and the window of each."""
+    if attention.some_window:
+        return [("full-attention layers", None), ("windowed layers", attention.some_window)]
+    return [(attention.layers, attention.window)]
+
+
+def _say(server: Server, case: str, blocks: Blocks | None) -> None:
     """One line a compile, with its time: 2 to 6 s with 4 query heads on a chip, 15 to 25 s with 16, 20 to
     150 s with 32 (two cores, jax 0.10.2, libtpu 0.0.42.1)."""
     what = str(blocks) if blocks else "the kernel's default"
-    least, most = (round(factor * problem.num_q_heads) for factor in (0.6, 5))
-    click.echo(f"compiling {case} with {what}: {least} to {most} s", err=True)
+    least, most = (round(factor * server.problem.num_q_heads) for factor in (0.6, 5))
+    layers = f" of {server.layers}" if server.layers else ""
+    click.echo(f"compiling {case}{layers} with {what}: {least} to {most} s", err=True)
 
 
 def _problem(model: Model, attention: Attention, typed: ServerOptions) -> Problem:

@@ -14,6 +14,9 @@ CASES = (DECODE, MIXED)
 # The variables from which tpu-inference takes the block sizes of a case (tpu_inference/envs.py, 0.32.0).
 VARIABLES = {DECODE: "RPA_V3_DECODE_BLOCK_SIZES", MIXED: "RPA_V3_MIXED_BLOCK_SIZES"}
 
+# With this one set the stack runs another kernel, and reads none of VARIABLES.
+BATCHED = "USE_BATCHED_RPA_KERNEL"
+
 _SIZES = re.compile(r"\s{0,9}(\d{1,9})\s{0,9}" + r",\s{0,9}(\d{1,9})\s{0,9}" * 3)
 
 
@@ -57,8 +60,8 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Blocks]:
 def broken_rule(blocks: Blocks, page_size: int) -> str | None:
     """The rule of the kernel that block sizes break; None if they keep all.
 
-    The kernel checks these for block sizes that are given, not for its own defaults: a bkv_csz that does not
-    divide bkv_sz then reads past the buffer.
+    The kernel refuses block sizes that are given and break one, and does not check its own defaults: a
+    bkv_csz that does not divide bkv_sz then reads past the buffer.
     """
     bq_sz, bkv_sz, _, bkv_csz = blocks
     bq_csz = min(blocks.bq_csz, bq_sz)  # as the kernel does

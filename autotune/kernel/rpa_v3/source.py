@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import types
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,14 @@ def find(named: Path | None) -> Path:
         f"tpu_inference, which holds this kernel, is not installed: type `{DOWNLOAD}`, then add "
         "--kernel-source tpu-inference"
     )
+
+
+def pinned(folder: Path) -> dict[str, str]:
+    """The versions of jax and libtpu that the stack asks for; empty where the folder has no metadata."""
+    for found in metadata.distributions(name=PACKAGE, path=[str(folder)]):
+        pins = (re.match(r"(jax|libtpu)==([\w.]+)$", line) for line in found.requires or ())
+        return {pin[1]: pin[2] for pin in pins if pin}
+    return {}
 
 
 def load(folder: Path) -> types.ModuleType:
