@@ -279,7 +279,7 @@ def test_rows_to_paste_say_what_to_do_with_them(
     command = ("emit", folder, "--allow-modelled", "--names", "jax", "--target", "v6e", "-o", "rows.py")
     done = autotune(*command)
     assert done.returncode == 0, done.stderr
-    assert "it is no module: paste its rows into the TUNED_BLOCK_SIZES of jax/experimental/" in done.stderr
+    assert "it is not a module: paste its rows into the TUNED_BLOCK_SIZES of jax/experimental/" in done.stderr
     assert "takes the place of" not in done.stderr
     text = (tmp_path / "rows.py").read_text()
     assert "rows to paste into the TUNED_BLOCK_SIZES of" in text.splitlines()[0]

@@ -142,7 +142,7 @@ class KeyOptions:
             "--kv-dtype": self.kv_dtype,
         }
         if not self.models and (given := [name for name, value in serving.items() if value]):
-            raise UsageError(f"{given[0]} is of a --model, and none is named: a --shape says it all itself")
+            raise UsageError(f"{given[0]} needs a --model: a --shape already holds it")
         return Selection(
             chosen=self,
             max_num_seqs=max_num_seqs,

@@ -51,7 +51,7 @@ class Part(click.ParamType[tuple[int, int]]):
         number, count = map(int, parts)
         if not number <= count <= MAX_PARTS:
             self.fail(
-                f"{value!r} is no part: three have 1/3, 2/3 and 3/3, and there are at most {MAX_PARTS}",
+                f"{value!r} is not a part: type 1/3, 2/3 or 3/3 for three; at most {MAX_PARTS} are possible",
                 param,
                 ctx,
             )
@@ -123,7 +123,9 @@ class NamedFolder(click.ParamType[Folder]):
         if value == "":
             self.fail("the name is empty", param, ctx)
         if value == "-":
-            self.fail("'-' is no folder, and rows go into one: ./- is a folder of that name", param, ctx)
+            self.fail(
+                "'-' is not a folder, and rows need one: type ./- for a folder of that name", param, ctx
+            )
         return folders.parse(value)
 
     def shell_complete(

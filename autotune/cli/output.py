@@ -51,9 +51,7 @@ def require_replaceable(path: Path, own: Own, force: bool) -> None:
         raise UsageError(f"{where} is a link that leads back to itself: name another file")
     results = any(file.parent.glob("rows-*.parquet")) or any(file.parent.glob(".sweep-*.json"))
     if file.match("rows-*.parquet") and not results:
-        raise UsageError(
-            f"{where} is what a sweep calls its rows: name a file that does not begin with rows-"
-        )
+        raise UsageError(f"{where} begins with rows-, as a sweep's own files do: choose another name")
     if force or not (file.is_file() or not file.exists()):  # a folder is refused when it is written
         return
     if results:

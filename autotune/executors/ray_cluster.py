@@ -146,7 +146,7 @@ def _require_answer(address: str) -> None:
 def _no_cluster(address: str, error: Exception) -> str:
     if address == "auto" and isinstance(error, ConnectionError):
         return (
-            "this machine is no node of a Ray cluster: start one (ray start --head), join one "
+            "this machine is not a node of a Ray cluster: start one (ray start --head), join one "
             "(ray start --address HEAD:6379), or take --ray-address local"
         )
     return f"the Ray cluster ({address}) cannot be joined from this machine: {first_line(error)[:300]}"

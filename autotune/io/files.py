@@ -79,7 +79,7 @@ def distrusted(path: Path, *, private: bool = False) -> str | None:
     except OSError:
         return None
     if private and not stat.S_ISDIR(found.st_mode):
-        return "it is no folder: remove it"
+        return "it is not a folder: remove it"
     if found.st_uid not in (os.getuid(), 0) or (private and found.st_uid != os.getuid()):
         return f"it belongs to the user with the number {found.st_uid}"
     # A group of one's own is what many systems give each user, with files that it may write.

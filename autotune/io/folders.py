@@ -89,10 +89,10 @@ def parse(text: str) -> Folder:
     try:
         parts = urllib.parse.urlsplit(text)
     except ValueError as error:  # such as brackets around no address
-        raise UsageError(f"{text!r} is no results folder: {error}") from None
+        raise UsageError(f"{text!r} is not a results folder: {error}") from None
     kind = SCHEMES.get(parts.scheme)
     if kind is None:
-        raise UsageError(f"{text!r} is no results folder: use a path, s3://BUCKET/DIR or gs://BUCKET/DIR")
+        raise UsageError(f"{text!r} is not a results folder: use a path, s3://BUCKET/DIR or gs://BUCKET/DIR")
     if "@" in parts.netloc:
         raise UsageError(
             f"a {parts.scheme}:// folder has something before an @: credentials are taken from the "

@@ -277,7 +277,7 @@ def _read() -> dict[str, Any]:
         return {}
     try:
         if not path().is_file() or path().stat().st_size > MAX_FILE_BYTES:
-            raise ValueError("it is no file, or too large")
+            raise ValueError("it is not a file, or is too large")
         held = json.loads(path().read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{str(path())!r} cannot be read ({error}): remove it") from None

@@ -156,7 +156,7 @@ def test_where_the_look_up_is_not_known_reachability_is_not_judged():
     for name in ("TPU v6e", "TPU v6 lite", "TPU v5"):
         assert kinds(jax_table(rows, name, None)) == {"malformed": 1, "above-call": 1}
     text = check_formats.render(check.Report(jax_table(rows, rule=None), []), "text")
-    assert "its look-up is not known, so which keys a call finds is not judged: --lookup" in text
+    assert "its look-up is not known, so keys that no call finds are not reported: name" in text
 
 
 def test_empty_tables_and_devices():

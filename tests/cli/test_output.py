@@ -133,7 +133,7 @@ def test_a_dash_is_the_screen_and_a_file_of_that_name_is_not(run: Run, tmp_path:
         ["confirm", "--interpret", "--out", "-"],
     ):
         done = run(*arguments)
-        assert (done.exit_code, "'-' is no folder, and rows go into one" in done.output) == (2, True)
+        assert (done.exit_code, "'-' is not a folder, and rows need one" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("name", ["-x.py", "my table.py", "x\udcff.py"])
@@ -256,12 +256,12 @@ def test_a_line_by_hand_in_the_header_is_not_dropped(run: Run, tmp_path: Path, n
 
 def test_what_is_compared_with_is_a_file(run: Run) -> None:
     said = refusal(run("emit", "r", "--allow-modelled", "--check", "-o", "/dev/zero"))
-    assert said == "'/dev/zero' is no file: name the file to compare with"
+    assert said == "'/dev/zero' is not a file: name the file to compare with"
 
 
 def test_an_export_is_not_called_as_a_sweeps_rows(run: Run, tmp_path: Path) -> None:
     said = refusal(run("results", "export", "r", "-o", "rows-1.parquet", "--force"))
-    assert said.startswith("-o 'rows-1.parquet' is what a sweep calls its rows")
+    assert said.startswith("-o 'rows-1.parquet' begins with rows-")
     assert not (tmp_path / "rows-1.parquet").exists()
 
 

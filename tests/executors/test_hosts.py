@@ -188,8 +188,8 @@ def test_in_a_bucket_a_sweep_that_is_killed_goes_on_and_is_emitted(
     [
         (["--shard", "3"], 2, "'3' is not a part such as 2/3, the second of three"),
         (["--shard", "0/3"], 2, "'0/3' is not a part"),
-        (["--shard", "4/3"], 2, "'4/3' is no part: three have 1/3, 2/3 and 3/3"),
-        (["--out", "ftp://host/dir"], 2, "is no results folder: use a path, s3://BUCKET/DIR"),
+        (["--shard", "4/3"], 2, "'4/3' is not a part: type 1/3, 2/3 or 3/3 for three"),
+        (["--out", "ftp://host/dir"], 2, "is not a results folder: use a path, s3://BUCKET/DIR"),
         (["--out", "s3://bucket/x?endpoint_override=http://127.0.0.1:9"], 3, "its server cannot be reached"),
     ],
 )

@@ -95,7 +95,7 @@ def test_no_cluster_says_how_to_start_one(process: Run) -> None:
         pytest.skip("a Ray cluster runs, or ran, on this machine")
     done = process(*SWEEP, "--executor", "ray")
     assert done.returncode == 3
-    assert "this machine is no node of a Ray cluster: start one (ray start --head)" in done.stderr
+    assert "this machine is not a node of a Ray cluster: start one (ray start --head)" in done.stderr
 
 
 def listening(pids: set[int]) -> set[str]:

@@ -68,7 +68,7 @@ def test_files_that_are_gone_are_passed_over(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("http://host/dir", "is no results folder: use a path, s3://BUCKET/DIR or gs://BUCKET/DIR"),
+        ("http://host/dir", "is not a results folder: use a path, s3://BUCKET/DIR or gs://BUCKET/DIR"),
         ("s3://key:secret@bucket/dir", "name none there"),
         ("s3:///dir", "names no folder of a bucket"),
         ("gs://bucket/a/../b", "names no folder of a bucket"),

@@ -584,7 +584,7 @@ def test_a_sweep_lists_a_models_keys_and_sweeps_padded_heads(autotune: Run, tmp_
 
 MISTAKES: list[tuple[list[Any], str]] = [
     (["keys"], "no keys are named: give --preset smoke"),
-    (["keys", "--preset", "smoke", "--tp", "4"], "--tp is of a --model, and none is named"),
+    (["keys", "--preset", "smoke", "--tp", "4"], "--tp needs a --model"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "3"], "cannot be divided among --tp 3"),
     (["keys", "--model", "llama-3.1-8b", "--tp", "0"], "is not a list of positive whole numbers"),
     (["keys", "--model", "llama-3.1-8b", "--kv-dtype", "fp4"], "'fp4' is not one of"),

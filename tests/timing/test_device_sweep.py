@@ -56,7 +56,7 @@ def test_from_the_command_line(
     assert done.returncode == 0, done.stderr
     assert "newly interpreted (a candidate on a workload each): 2 ok; by wall clock\n" in done.stderr
     assert "did not load" not in done.stderr
-    assert "No table can be made of this" in done.stdout
+    assert "no table can be made from them" in done.stdout
     timed = rows(tmp_path / "r", schema.INTERPRETED)
     assert timed["workload"].tolist() == ["mixed (cut)"] * 2
     assert (timed["device_kind"] == "cpu").all() and (timed["chip"] == 0).all()

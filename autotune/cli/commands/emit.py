@@ -145,7 +145,7 @@ def _next(output: Path, pasted: bool, begun: Sequence[Begun]) -> str:
         first = f"git add {name} && git commit -m 'Tuned block sizes'"
     if pasted:
         return (
-            f"{first}; it is no module: paste its rows into the TUNED_BLOCK_SIZES of "
+            f"{first}; it is not a module: paste its rows into the TUNED_BLOCK_SIZES of "
             "jax/experimental/pallas/ops/tpu/ragged_paged_attention/tuned_block_sizes.py, in place of those "
             "under the same device name"
         )
@@ -165,7 +165,7 @@ def _holds_more(output: Path, base: str) -> bool:
 def _compare(path: Path, content: bytes) -> None:
     """Says whether a file is what would be written, and leaves with 1 if it is not."""
     if path.exists() and not path.is_file():  # a pipe or a device would be read for ever
-        raise UsageError(f"{str(path)!r} is no file: name the file to compare with")
+        raise UsageError(f"{str(path)!r} is not a file: name the file to compare with")
     try:
         with path.open("rb") as file:
             same = file.read(len(content) + 1) == content

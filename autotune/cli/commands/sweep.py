@@ -236,7 +236,7 @@ def _report(summary: Summary, task: _Task, out: Folder, devices: Devices | None,
     for line in at_the_ends(request, {e.key: e.blocks for e in seen.lines if e.key in request.keys}):
         say(line)
     if devices and devices.timing.interpreted:
-        click.echo("No table can be made of this: interpreted rows test the path, and time nothing")
+        click.echo("Interpreted rows are not timings: no table can be made from them")
     elif then := next_step.after_rows(seen, out):
         click.echo(f"Next: {then}")
     elif not seen.lines and room:
