@@ -341,7 +341,7 @@ def test_a_generation_without_rows_is_answered(autotune):
     [
         (["check", "nowhere.py"], "does not exist"),
         (["check", "jax", "--format", "yaml"], "'yaml' is not one of"),
-        (["check"], "Missing argument 'TABLE'"),
+        (["check"], "nothing is named: name a TABLE"),
     ],
 )
 def test_wrong_usage(arguments, said, autotune):

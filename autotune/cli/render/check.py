@@ -34,7 +34,10 @@ def look_up(report: Report) -> str:
     """One line: whose look-up the keys were judged by."""
     rule = report.table.rule
     if rule is None:
-        return "its look-up is not known, so keys that no call finds are not reported: name one, such as --lookup jax-0.10"
+        return (
+            "its look-up is not known, so keys that no call finds are not reported: name one, such as "
+            "--lookup jax-0.10"
+        )
     return f"judged by the look-up {rule}: of {rule.history}"
 
 
