@@ -249,9 +249,11 @@ def listing(
         yield f"  {note}"
     if padded_tokens:
         yield (
-            f"  tokens: the sizes that vLLM pads batches to on TPUs, from {PADDED_TOKENS[-1]} by doubling to "
-            f"{PADDED_TOKENS[0]}; --max-num-batched-tokens names others"
+            f"  tokens: as vLLM pads batches on TPUs, doubling from {PADDED_TOKENS[-1]} to "
+            f"{PADDED_TOKENS[0]}; else --max-num-batched-tokens"
         )
+    if recommended:
+        yield "  page: as vLLM chooses it on TPUs for the length; else --page-size"
     heads = None
     for entry in entries:
         problem = entry.problem
@@ -273,12 +275,11 @@ def listing(
                 yield f"    {padding}"
             if entry.padded:
                 yield f"    {entry.padded.advice(problem)}"
-        page = f"{problem.page_size}{' (recommended)' if recommended else ''}"
         tokens, above = problem.max_num_batched_tokens, ""
         if model.max_model_len and problem.max_model_len >= model.max_model_len + problem.page_size:
             above = f", above the model's own {model.max_model_len}"
         yield (
-            f"    tokens {tokens}, length {problem.max_model_len}{above}, page {page}: "
+            f"    tokens {tokens}, length {problem.max_model_len}{above}, page {problem.page_size}: "
             f"key ({', '.join(map(str, entry.key))})"
         )
         if problem.page_size != entry.key.page_size:

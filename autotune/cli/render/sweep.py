@@ -23,7 +23,7 @@ def announcement(request: Request, plan: Plan, search: Search, jobs: int, part: 
     if plan.recorded:
         parts.append(f"{plan.recorded} recorded before")
     if plan.reused:
-        parts.append(f"{plan.reused} known from compiles of the same program")
+        parts.append(f"{plan.reused} compiled before")
     if plan.ruled_out:
         parts.append(f"{plan.ruled_out} ruled out without a compile")
     programs = counted(len(plan.waiting), "program")
@@ -59,14 +59,14 @@ def accounts(summary: Summary, plan: Plan) -> list[str]:
     if plan.recorded:
         fates.append(f"{plan.recorded} recorded before")
     if summary.left_out:
-        fates.append(f"{summary.left_out} left out as they could not win (--exhaustive compiles them)")
+        fates.append(f"{summary.left_out} that could not win (--exhaustive compiles them)")
     ways = [f"{counted(summary.compiled, 'program')} compiled"]
     # Said also where it is nothing: it is what a sweep of several keys is for.
-    ways.append(f"{counted(summary.shared, 'compile')} saved by sharing programs between keys")
+    ways.append(f"{summary.shared} of a program that keys share")
     for number, way in (
-        (summary.implied, "overflow as smaller ones do"),
+        (summary.implied, "overflow as smaller ones"),
         (plan.ruled_out, "ruled out by size alone"),
-        (plan.reused, "known from compiles of the same program"),
+        (plan.reused, "compiled before"),
     ):
         if number:
             ways.append(f"{number} {way}")
