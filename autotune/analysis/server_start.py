@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from autotune.compile.local_pool import CompilePool
-from autotune.compile.rpa_v3 import Answer, Job
+from autotune.compile.rpa_v3 import Answer, Answers, Job
 from autotune.kernel.problem import Problem, Settings
 from autotune.kernel.rpa_v3.blocks import (
     CASES,
@@ -168,9 +168,10 @@ def _ask(
     told: Told,
 ) -> list[Answer]:
     """The answers in the order of what is asked."""
+    kept = Answers(server.folder)
     done: queue.SimpleQueue[tuple[int, Answer | Compiled]] = queue.SimpleQueue()
+    jobs = []
     for number, (case, blocks) in enumerate(asked):
-        told(server, case, blocks)
         job = Job(
             target=server.generation.name,
             folder=server.folder,
@@ -179,15 +180,21 @@ def _ask(
             problem=server.problem,
             settings=server.settings,
         )
-        pool.submit_job(job, functools.partial(_put, done, number))
+        jobs.append(job)
+        if answer := kept.get(job):
+            done.put((number, answer))
+        else:
+            told(server, case, blocks)
+            pool.submit_job(job, functools.partial(_put, done, number))
     answers: dict[int, Answer] = {}
     for _ in asked:
-        number, answer = done.get()
+        number, came = done.get()
         if pool.broken:
             raise pool.broken
-        if isinstance(answer, Compiled):  # the process hung or died
-            answer = Answer(blocks=asked[number][1], verdict=answer)
-        answers[number] = answer
+        if isinstance(came, Compiled):  # the process hung or died
+            came = Answer(blocks=asked[number][1], verdict=came)
+        kept.put(jobs[number], came)
+        answers[number] = came
     return [answers[number] for number in range(len(asked))]
 
 

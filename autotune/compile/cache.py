@@ -13,7 +13,7 @@ import hashlib
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -80,30 +80,34 @@ class Store:
     def get(self, target: str, tools: Tools, programs: Iterable[Program]) -> dict[Program, Compiled]:
         """The verdicts that are kept of these programs."""
 
-        def look_up(connection: sqlite3.Connection) -> dict[Program, Compiled]:
-            found = {}
-            for program in programs:
-                cursor = connection.execute(
-                    "SELECT verdict FROM verdicts WHERE id = ?", [program_id(target, tools, program)]
-                )
-                if (line := cursor.fetchone()) and (verdict := _decoded(line[0])):
-                    found[program] = verdict
-            return found
-
-        return self._with_connection(look_up, {}) if self.path.exists() else {}
+        by_id = {program_id(target, tools, program): program for program in programs}
+        decoded = {by_id[identity]: _decoded(text) for identity, text in self.texts(list(by_id)).items()}
+        return {program: verdict for program, verdict in decoded.items() if verdict}
 
     def put(self, target: str, tools: Tools, program: Program, verdict: Compiled) -> None:
         """Keep a verdict, if it is one that lasts."""
         if verdict.status not in LASTING or verdict.seconds is None:
             return
-        values = [
-            program_id(target, tools, program),
-            target,
-            f"jax {tools.jax}, libtpu {tools.libtpu}, kernel {tools.kernel_fingerprint}",
-            verdict.seconds,
-            json.dumps({**dataclasses.asdict(verdict), "said": None}),
-            time.time(),
-        ]
+        text = json.dumps({**dataclasses.asdict(verdict), "said": None})
+        self.keep(program_id(target, tools, program), target, tools, verdict.seconds, text)
+
+    def texts(self, ids: Sequence[str]) -> dict[str, str]:
+        """What is kept under these ids, whatever it is of: for the reader to judge."""
+
+        def look_up(connection: sqlite3.Connection) -> dict[str, str]:
+            found = {}
+            for identity in ids:
+                cursor = connection.execute("SELECT verdict FROM verdicts WHERE id = ?", [identity])
+                if line := cursor.fetchone():
+                    found[identity] = line[0]
+            return found
+
+        return self._with_connection(look_up, {}) if self.path.exists() else {}
+
+    def keep(self, identity: str, target: str, tools: Tools, seconds: float, text: str) -> None:
+        """Keep a text under an id: a hash of all that it depends on. seconds: that making it took."""
+        said = f"jax {tools.jax}, libtpu {tools.libtpu}, kernel {tools.kernel_fingerprint}"
+        values = [identity, target, said, seconds, text, time.time()]
         statement = "INSERT OR REPLACE INTO verdicts VALUES (?, ?, ?, ?, ?, ?)"
         self._with_connection(lambda connection: connection.execute(statement, values), None)
 

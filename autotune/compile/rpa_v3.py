@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import time
 from pathlib import Path
+from typing import Any
 
+from autotune.compile.cache import Store, default_path
 from autotune.errors import first_line
 from autotune.kernel.problem import Problem, Settings
 from autotune.kernel.rpa_v3 import call, source
 from autotune.kernel.rpa_v3.blocks import Blocks
+from autotune.results.schema import Tools
 from autotune.tpu import generations
-from autotune.tpu.compiler import Compiled, MachineFault, clear, failed, prepared_device
+from autotune.tpu.compiler import LASTING, Compiled, MachineFault, clear, failed, prepared_device
 from autotune.tpu.loops import Loop, read_loops
 from autotune.tpu.schedule import ListingError, allocations_of
 
@@ -28,6 +33,11 @@ class Answer:
     loops: Loop | None = None
     vmem_bytes: int | None = None
     smem_bytes: int | None = None
+
+
+# A change of what an answer holds, or of how listings are read, asks for a new number.
+VERSION = 1
+_MOST, _MOST_LOOPS = 2**40, 100
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,8 @@ class Job:
                 sharding = SingleDeviceSharding(device)
                 lowered = call.lower(module, self.case, self.blocks, self.problem, self.settings, sharding)
             except (ValueError, AssertionError, NotImplementedError) as error:
-                return Answer(blocks=blocks, verdict=Compiled(status="invalid", error=first_line(error)))
+                said = first_line(error)
+                return Answer(blocks=blocks, verdict=Compiled(status="invalid", error=said))
             except Exception as error:
                 return Answer(blocks=blocks, verdict=failed(error, time.perf_counter() - start))
         try:
@@ -81,3 +92,59 @@ class Job:
             clear(listings)
         verdict = Compiled(status="ok", seconds=time.perf_counter() - start)
         return Answer(blocks=blocks, verdict=verdict, loops=loops, vmem_bytes=vmem, smem_bytes=smem)
+
+
+class Answers:
+    """Answers that were compiled before, kept in the user's cache beside the verdicts of other sweeps."""
+
+    def __init__(self, folder: Path) -> None:
+        self._store = Store(default_path())
+        self._tools = dataclasses.replace(Tools.installed(), kernel_fingerprint=source.fingerprint(folder))
+
+    def get(self, job: Job) -> Answer | None:
+        identity = self._identity(job)
+        text = self._store.texts([identity]).get(identity)
+        return _decoded(text) if text is not None else None
+
+    def put(self, job: Job, answer: Answer) -> None:
+        """Keep an answer, if it is one that lasts."""
+        if answer.verdict.status in LASTING and answer.verdict.seconds is not None:
+            text = json.dumps(dataclasses.asdict(answer))
+            seconds = answer.verdict.seconds
+            self._store.keep(self._identity(job), job.target, self._tools, seconds, text)
+
+    def _identity(self, job: Job) -> str:
+        asked = dataclasses.asdict(job) | {"folder": None}
+        parts = ["rpa_v3", VERSION, dataclasses.asdict(self._tools), asked]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def _decoded(text: str) -> Answer | None:
+    """An answer as `Answers.put` wrote it; None for anything else, which costs a compile."""
+    try:
+        fields = json.loads(text)
+        verdict = Compiled(**fields["verdict"])
+        blocks, loops = Blocks(*fields["blocks"]), fields["loops"]
+        answer = Answer(
+            blocks=blocks,
+            verdict=verdict,
+            loops=None if loops is None else _loop(loops),
+            vmem_bytes=fields["vmem_bytes"],
+            smem_bytes=fields["smem_bytes"],
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    counts = [*blocks]
+    if verdict.status == "ok":
+        counts += [answer.vmem_bytes, answer.smem_bytes]  # type: ignore[list-item]
+    elif verdict.status in ("vmem_oom", "smem_oom"):
+        counts += [verdict.needed_bytes, verdict.limit_bytes]  # type: ignore[list-item]
+    sound = verdict.status in LASTING and all(type(n) is int and 0 < n < _MOST for n in counts)
+    return answer if sound and (answer.loops is None) == (verdict.status != "ok") else None
+
+
+def _loop(fields: dict[str, Any]) -> Loop:
+    bundles, inner = fields["bundles"], fields["inner"]
+    if type(bundles) is not int or not 0 <= bundles < _MOST or len(inner) > _MOST_LOOPS:
+        raise ValueError("not a loop")
+    return Loop(bundles, [_loop(loop) for loop in inner])

@@ -6,6 +6,7 @@ which stand-ins replace, so vLLM, torch and flax are not needed. This runs code 
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import re
@@ -54,6 +55,12 @@ def pinned(folder: Path) -> dict[str, str]:
         pins = (re.match(r"(jax|libtpu)==([\w.]+)$", line) for line in found.requires or ())
         return {pin[1]: pin[2] for pin in pins if pin}
     return {}
+
+
+def fingerprint(folder: Path) -> str:
+    """The first 12 hex digits of the SHA-256 of the kernel's two modules."""
+    sources = [(folder / _FOLDER / name).read_bytes() for name in ("kernel.py", "util.py")]
+    return hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 
 def load(folder: Path) -> types.ModuleType:
