@@ -20,7 +20,9 @@ WHEEL = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def no_block_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_user_who_set_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And compiled nothing before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for name in [name for name in os.environ if name.startswith("RPA_V3_")]:
         monkeypatch.delenv(name)
 
@@ -53,6 +55,8 @@ def test_a_generation_without_a_default_starts_with_the_lines_that_are_printed(
     assert "Both cases compile" in started.stdout
     assert all(value in started.stdout for _, value in lines)
     assert max(map(len, refused.stdout.splitlines())) <= 80
+    assert "compiling" in refused.stderr
+    assert "compiling" not in started.stderr, "all of it was compiled before"
 
 
 @WHEEL
