@@ -29,6 +29,7 @@ class Known(NamedTuple):
     """A model's own numbers, before tensor parallelism.
 
     source: the Hugging Face repository. window: sliding window in tokens; some: of some layers, not of all.
+    soft_cap: of the attention logits.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Known(NamedTuple):
     max_model_len: int
     window: int | None = None
     some: bool = False
+    soft_cap: float | None = None
 
 
 KNOWN = {
@@ -71,9 +73,9 @@ KNOWN = {
     "qwen3-235b-a22b": Known("Qwen/Qwen3-235B-A22B", 64, 4, 128, 40960),
     "gemma-2b": Known("google/gemma-2b", 8, 1, 256, 8192),
     "gemma-7b": Known("google/gemma-7b", 16, 16, 256, 8192),
-    "gemma-2-2b": Known("google/gemma-2-2b", 8, 4, 256, 8192, 4096, True),
-    "gemma-2-9b": Known("google/gemma-2-9b", 16, 8, 256, 8192, 4096, True),
-    "gemma-2-27b": Known("google/gemma-2-27b", 32, 16, 128, 8192, 4096, True),
+    "gemma-2-2b": Known("google/gemma-2-2b", 8, 4, 256, 8192, 4096, True, 50.0),
+    "gemma-2-9b": Known("google/gemma-2-9b", 16, 8, 256, 8192, 4096, True, 50.0),
+    "gemma-2-27b": Known("google/gemma-2-27b", 32, 16, 128, 8192, 4096, True, 50.0),
     "gemma-3-1b": Known("google/gemma-3-1b-it", 4, 1, 256, 32768, 512, True),
     "gemma-3-4b": Known("google/gemma-3-4b-it", 8, 4, 256, 131072, 1024, True),
     "gemma-3-12b": Known("google/gemma-3-12b-it", 16, 8, 256, 131072, 1024, True),
@@ -113,6 +115,7 @@ def known(name: str) -> Model:
                 line.head_dim,
                 window=None if line.some else line.window,
                 some_window=line.window if line.some else None,
+                soft_cap=line.soft_cap,
             ),
         ),
         dtype="bfloat16",

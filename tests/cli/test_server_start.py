@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from autotune.analysis.server_start import Case, Server, Tried
 from autotune.cli.main import cli
+from autotune.cli.render.server_start import text
+from autotune.compile.rpa_v3 import Answer
 from autotune.errors import EXIT_MACHINE, EXIT_USAGE, AutotuneError
+from autotune.kernel.problem import Problem, Settings
+from autotune.kernel.rpa_v3.blocks import DECODE, MIXED, Blocks, broken_rule
+from autotune.tpu.compiler import Compiled
+from autotune.tpu.generations import V7X
 from tests.conftest import ROOT
 
 SOURCE = ROOT / "build" / "kernels"
@@ -23,7 +30,7 @@ WHEEL = pytest.mark.skipif(
 def a_user_who_set_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """And compiled nothing before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in [name for name in os.environ if name.startswith("RPA_V3_")]:
+    for name in [name for name in os.environ if name.startswith(("RPA_V3_", "USE_BATCHED_RPA"))]:
         monkeypatch.delenv(name)
 
 
@@ -53,6 +60,9 @@ def test_a_generation_without_a_default_starts_with_the_lines_that_are_printed(
     started = check(*asked)
     assert started.exit_code == 0, started.output
     assert "Both cases compile" in started.stdout
+    assert "asks for jax 0.11.2, libtpu 0.0.48" in plain(started)
+    both = r"compiles, \d\.\d of 16\.0 MiB VMEM, \d+ of 1024 KiB SMEM, \d+ us modelled"
+    assert len(re.findall(both, plain(started))) == 2
     assert all(value in started.stdout for _, value in lines)
     assert max(map(len, refused.stdout.splitlines())) <= 80
     assert "compiling" in refused.stderr
@@ -100,6 +110,8 @@ def refusal(result: Result) -> tuple[int, str]:
         (("--target", "v6e"), "--kernel-source 'elsewhere' does not hold tpu_inference/kernels"),
         ((), "--target is missing"),
         (("jax", "--target", "v6e"), "'jax' is a table"),
+        (("--target", "v6e", "--format", "json"), "--format is for a TABLE"),
+        (("--target", "v6e", "--compile"), "--compile is for a TABLE"),
         (("--target", "v6e", "--vmem-limit", "1GiB"), "more VMEM than any TPU has"),
     ],
 )
@@ -108,6 +120,38 @@ def test_mistakes_are_one_line(arguments: tuple[str, ...], said: str) -> None:
     assert code == EXIT_USAGE
     assert said in line
     assert "\n" not in line
+
+
+def test_a_server_with_another_kernel_is_not_answered_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("USE_BATCHED_RPA_KERNEL", "True")
+    code, line = refusal(check("--target", "v6e", source=None))
+    assert code == EXIT_USAGE
+    assert "`unset USE_BATCHED_RPA_KERNEL`" in line
+
+
+def test_only_a_default_that_breaks_a_rule_is_said_to_read_past_its_buffer() -> None:
+    """The kernel refuses block sizes that are given and break one."""
+    problem = Problem(
+        num_q_heads=4, num_kv_heads=1, head_dim=128, page_size=128, max_num_batched_tokens=64, pages_per_seq=3
+    )
+    server = Server(
+        layers="", generation=V7X, problem=problem, settings=Settings(), given={}, folder=Path("nowhere")
+    )
+    blocks = Blocks(256, 384, 128, 256)
+    refused = Compiled(status="invalid", error="bkv_csz must divide bkv_sz")
+    for verdict, said in ((refused, False), (Compiled(status="ok"), True)):
+        answer = Answer(blocks=blocks, verdict=verdict, vmem_bytes=1 << 20, smem_bytes=1 << 10)
+        case = Case(
+            name=MIXED,
+            set_by="somebody",
+            own=Tried(blocks=blocks, answer=answer),
+            refusal=verdict,
+            broken=broken_rule(blocks, 128),
+        )
+        shown = text("a model", [(server, (case,))], {})
+        assert ("reads past its buffer" in " ".join(shown.split())) == said
+        assert "No block sizes that were tried let mixed compile." in shown
+    assert DECODE not in shown
 
 
 def test_heads_of_64_are_of_another_kernel() -> None:

@@ -56,6 +56,15 @@ def test_real_shapes_of_config_json(name: str) -> None:
         assert part in note
 
 
+def test_windows_of_some_layers_and_soft_caps_are_known() -> None:
+    (gemma_2,) = read_config(CONFIGS / "gemma-2-9b.json").attentions
+    assert (gemma_2.window, gemma_2.some_window, gemma_2.soft_cap) == (None, 4096, 50.0)
+    assert known("gemma-2-9b").attentions[0].some_window == 4096
+    (mistral,) = read_config(CONFIGS / "mistral-7b-v0.1.json").attentions
+    assert (mistral.window, mistral.some_window, mistral.soft_cap) == (4096, None, None)
+    assert [a.some_window for a in read_config(CONFIGS / "gemma-4-31b.json").attentions] == [None, None]
+
+
 def test_multi_head_latent_attention_is_refused_with_the_reason() -> None:
     with pytest.raises(UsageError, match=r"kv_lora_rank=512 means multi-head latent attention \(MLA\)"):
         read_config(CONFIGS / "deepseek-v3.json")

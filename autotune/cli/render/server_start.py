@@ -98,8 +98,7 @@ def _outcome(server: Server, tried: Tried, *, smem: bool = False) -> str:
     if smem:
         limit = hardware(server.generation).smem_bytes
         parts.append(f"{answer.smem_bytes / 1024:.0f} of {limit / 1024:.0f} KiB SMEM")
-    if tried.seconds is not None:
-        parts.append(f"{tried.seconds * 1e6:.0f} us modelled")
+    parts.append(f"{tried.seconds * 1e6:.0f} us modelled" if tried.seconds is not None else "not modelled")
     return ", ".join(parts)
 
 
