@@ -94,15 +94,6 @@ class Winners:
         }
 
 
-def winning_lines(folder: Folder, target: str | None = None) -> pd.DataFrame:
-    """The winner of each entry in a results folder, today's look-up being the incumbent of ties.
-
-    Raises:
-      UsageError, AutotuneError: as `read`.
-    """
-    return read(folder, target=target).lines
-
-
 def read(
     folder: Folder, *, target: str | None = None, base: Table | None = None, min_gain: float = 0.0
 ) -> Winners:
@@ -144,7 +135,7 @@ def read(
 
 
 def emit(
-    won: Winners | pd.DataFrame,
+    won: Winners,
     *,
     allow_modelled: bool,
     names: str = "autotune",
@@ -158,7 +149,6 @@ def emit(
       UsageError: the rows are not measured and that is not allowed, are interpreted, or hold more than one
         setting of the kernel's static arguments; two generations would share a name.
     """
-    won = won if isinstance(won, Winners) else Winners(won)
     lines = won.lines
     require_known(lines, won.base, allow_modelled)
     by_place = won.sources()

@@ -97,7 +97,7 @@ best = {tuple(k[4:]): tuple(b) for k, b in zip(keys_of(lines), blocks_of(lines))
 EMIT = """
 from pathlib import Path
 from autotune import emit
-best = {0: len(str(emit.emit(emit.winning_lines(Path(FOLDER)), allow_modelled=True)))}
+best = {0: len(str(emit.emit(emit.read(Path(FOLDER)), allow_modelled=True)))}
 """
 PEER = """
 import numpy as np, pandas as pd

@@ -27,7 +27,7 @@ OTHER = KEY._replace(max_model_len=4096)
 
 
 def emitted(folder: Path, **kwargs: bool) -> str:
-    return emit.emit(emit.winning_lines(folder), **{"allow_modelled": True, **kwargs}).text
+    return emit.emit(emit.read(folder), **{"allow_modelled": True, **kwargs}).text
 
 
 def load(text: str, tmp_path: Path) -> ModuleType:
@@ -90,7 +90,7 @@ def test_one_table_holds_one_setting(folder: Path) -> None:
 def test_no_ok_row_is_said(tmp_path: Path) -> None:
     dataset.append(tmp_path, [make_row(status="timeout", error="slow")])
     with pytest.raises(AutotuneError, match="1 row and no candidate that is ok") as said:
-        emit.winning_lines(tmp_path)
+        emit.read(tmp_path)
     assert said.value.exit_code == 1
 
 
@@ -266,7 +266,7 @@ def test_winners_of_v5e_and_v5p_are_kept_apart(tmp_path: Path) -> None:
     dataset.append(
         tmp_path, [make_row(4, target="v5e", latency_us=1.0), make_row(16, target="v5p", latency_us=1.0)]
     )
-    lines = emit.winning_lines(tmp_path)
+    lines = emit.read(tmp_path).lines
     assert dict(zip(lines["target"], blocks_of(lines), strict=True)) == {
         "v5e": (4, 32),
         "v5p": (16, 32),

@@ -126,14 +126,7 @@ class Problem:
 
     @property
     def layout(self) -> Layout:
-        return Layout(
-            q_dtype=self.q_dtype,
-            kv_dtype=self.kv_dtype,
-            num_q_heads=self.num_q_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            page_size=self.page_size,
-        )
+        return Layout(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Layout)})
 
 
 class TableKey(NamedTuple):
@@ -148,32 +141,21 @@ class TableKey(NamedTuple):
     max_num_batched_tokens: int
     max_model_len: int
 
-    @classmethod
-    def simplified(
-        cls,
-        q_dtype: str,
-        kv_dtype: str,
-        num_q_heads_per_blk: int,
-        num_kv_heads_per_blk: int,
-        head_dim: int,
-        page_size: int,
-        max_num_batched_tokens: int,
-        pages_per_seq: int,
-    ) -> TableKey:
-        """The key under which a look-up with these arguments finds its block sizes.
+    def rounded(self) -> TableKey:
+        """The key under which a look-up with these numbers finds its block sizes.
 
-        Both head counts, page_size, max_num_batched_tokens and page_size * pages_per_seq go up to a power of
-        two, head_dim to a multiple of 128: the rule of JAX's simplify_key, held to it by a test.
+        Both head counts, page_size, max_num_batched_tokens and max_model_len go up to a power of two,
+        head_dim to a multiple of 128: the rule of JAX's simplify_key, held to it by a test.
         """
-        return cls(
-            q_dtype,
-            kv_dtype,
-            next_power_of_2(num_q_heads_per_blk),
-            next_power_of_2(num_kv_heads_per_blk),
-            math.ceil(head_dim / 128) * 128,
-            next_power_of_2(page_size),
-            next_power_of_2(max_num_batched_tokens),
-            next_power_of_2(page_size * pages_per_seq),
+        return TableKey(
+            self.q_dtype,
+            self.kv_dtype,
+            next_power_of_2(self.num_q_heads_per_blk),
+            next_power_of_2(self.num_kv_heads_per_blk),
+            math.ceil(self.head_dim / 128) * 128,
+            next_power_of_2(self.page_size),
+            next_power_of_2(self.max_num_batched_tokens),
+            next_power_of_2(self.max_model_len),
         )
 
     @property

@@ -86,7 +86,7 @@ class Estimates:
             return {}
         layout = ["q_dtype", "kv_dtype", "num_q_heads", "num_kv_heads", "head_dim", "page_size"]
         frame = dataset.read(folder, [*layout, "cycles"])
-        ok = frame[(frame["status"] == "ok") & frame["cycles"].notna()]
+        ok = frame[(frame["status"] == schema.Status.OK) & frame["cycles"].notna()]
         distinct = ok.drop_duplicates([*layout, *schema.BLOCK_COLUMNS])
         known: dict[Layout, Cycles] = {}
         for row in rows_of(distinct):

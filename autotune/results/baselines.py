@@ -9,7 +9,7 @@ from autotune.io.terminal import counted
 from autotune.kernel.jax_rpa import call
 from autotune.kernel.problem import BlockSizes, TableKey
 from autotune.results.rows import blocks_of, keys_of, rows_of
-from autotune.results.schema import BLOCK_COLUMNS, KEY_COLUMNS
+from autotune.results.schema import BLOCK_COLUMNS, KEY_COLUMNS, Status
 from autotune.results.winners import ENTRY
 from autotune.tpu.generations import GENERATIONS, Generation
 
@@ -70,7 +70,7 @@ def uncompared(rows: pd.DataFrame, scored: pd.DataFrame, chosen: pd.DataFrame) -
 
     if not pairs:
         return []
-    tried = entries(scored) | entries(rows[rows["status"] != "ok"])
+    tried = entries(scored) | entries(rows[rows["status"] != Status.OK])
     return [
         pair
         for won, blocks, pair in zip(rows_of(chosen[ENTRY]), blocks_of(chosen), today, strict=True)

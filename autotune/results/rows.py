@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,14 +27,7 @@ def pair_of(row: Mapping[str, Any]) -> BlockSizes:
 def program_of(line: Mapping[str, Any]) -> Program:
     """The program behind a row."""
     return Program(
-        layout=Layout(
-            q_dtype=line["q_dtype"],
-            kv_dtype=line["kv_dtype"],
-            num_q_heads=line["num_q_heads"],
-            num_kv_heads=line["num_kv_heads"],
-            head_dim=line["head_dim"],
-            page_size=line["page_size"],
-        ),
+        layout=Layout(**{field.name: line[field.name] for field in dataclasses.fields(Layout)}),
         blocks=pair_of(line),
         settings=Settings(**{name: line[name] for name in schema.SETTING_COLUMNS}),
     )

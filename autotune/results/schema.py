@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import enum
 import functools
 import socket
 from collections.abc import Mapping
@@ -18,10 +19,22 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 SOURCES = ("measured", "modelled", "interpreted")
-STATUSES = (
-    *("ok", "vmem_oom", "smem_oom", "compile_error"),
-    *("invalid", "timeout", "crashed", "wrong_result"),
-)
+
+
+class Status(enum.StrEnum):
+    """What became of a candidate; only OK has a latency."""
+
+    OK = "ok"
+    VMEM_OOM = "vmem_oom"
+    SMEM_OOM = "smem_oom"
+    COMPILE_ERROR = "compile_error"
+    INVALID = "invalid"  # the kernel refuses the shape
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    WRONG_RESULT = "wrong_result"
+
+
+STATUSES = tuple(Status)
 
 # What the column `timer` says.
 KERNEL_EVENTS = "device trace"

@@ -136,7 +136,7 @@ def _scores(scored: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes,
 
 def _failures(frame: pd.DataFrame) -> dict[tuple[str, TableKey], dict[BlockSizes, Failure]]:
     candidate = ["target", *schema.KEY_COLUMNS, *schema.BLOCK_COLUMNS]
-    failed = frame[frame["status"] != "ok"].sort_values("time", kind="stable")
+    failed = frame[frame["status"] != schema.Status.OK].sort_values("time", kind="stable")
     failed = failed.drop_duplicates(candidate, keep="last")
     out: dict[tuple[str, TableKey], dict[BlockSizes, Failure]] = {}
     for line in rows_of(failed):

@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.io.terminal import printable
 from autotune.kernel.problem import DTYPE_BITS, LOOP_DEPTHS, MOST, SETTING_RANGES, BlockSizes, TableKey
-from autotune.results.schema import CLOCKS, SOURCES, STATUSES, WALL_CLOCK
+from autotune.results.schema import CLOCKS, SOURCES, STATUSES, WALL_CLOCK, Status
 from autotune.tpu.generations import GENERATIONS, MIB
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TEXTS = {*_NEEDED - {"schema_version", "time"}, "libtpu", "model", "host", "aut
 # What only a timing has, and what the compiled program says of itself: all of them, or none.
 _TIMING = ("timer", "samples_us", "latency_low_us", "latency_high_us")
 _PROGRAM = ("cycles", "vmem_used_bytes", "smem_used_bytes")
-_OVERFLOWS, _OVERFLOW = ("vmem_oom", "smem_oom"), ("needed_bytes", "limit_bytes")
+_OVERFLOWS, _OVERFLOW = (Status.VMEM_OOM, Status.SMEM_OOM), ("needed_bytes", "limit_bytes")
 _POWERS = (*TableKey._fields[2:4], *TableKey._fields[5:])
 # Read to judge a row, whatever is asked for.
 JUDGED_BY = (
@@ -126,14 +126,14 @@ def flaw(table: pa.Table, schema_version: int) -> str | None:
     if {"status", "latency_us"} <= set(table.column_names):
         # Such as a NaN that pandas has written, as null: the candidate would count as tried, and never win.
         for status in pc.unique(table["status"].filter(pc.is_null(table["latency_us"]))).to_pylist():
-            if status == "ok":
+            if status == Status.OK:
                 return "a row with status=ok and no latency_us"
         for status in pc.unique(table["status"].filter(pc.is_valid(table["latency_us"]))).to_pylist():
-            if status != "ok":
+            if status != Status.OK:
                 return f"a row with status={_short(status)} and a latency_us"
     if {"status", "error"} <= set(table.column_names):
         failed = pc.unique(table["status"].filter(pc.is_valid(table["error"]))).to_pylist()
-        if "ok" in failed:
+        if Status.OK in failed:
             return "a row with status=ok and an error"
     if set(JUDGED_BY) <= set(table.column_names):
         rows = _Rows(table)
@@ -165,7 +165,7 @@ class _Rows:
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
-        self.ok, self.overflow = self.of("status", ["ok"]), self.of("status", _OVERFLOWS)
+        self.ok, self.overflow = self.of("status", [Status.OK]), self.of("status", _OVERFLOWS)
         # Others are a later version's, of which no more is known than that they have no latency.
         self.known = self.of("status", STATUSES)
         self.measured, self.modelled, self.interpreted = (self.of("source", [s]) for s in SOURCES)
@@ -230,7 +230,7 @@ def _of_programs(rows: _Rows) -> Rules:
     whole = [rows.has(name) for name in _PROGRAM]
     yield np.any(whole, axis=0) & ~np.all(whole, axis=0), f"a row with some of {', '.join(_PROGRAM)} only"
     yield rows.modelled & rows.ok & ~whole[0], "a modelled row that is ok without cycles"
-    compiled = rows.ok | rows.of("status", ["smem_oom"]) | ~rows.known
+    compiled = rows.ok | rows.of("status", [Status.SMEM_OOM]) | ~rows.known
     if whole[0].any():
         yield rows.innermost() == 0, "a row whose KV block takes no cycle"
     limits = rows.number("vmem_limit_bytes")
@@ -266,7 +266,7 @@ def _of_calls(rows: _Rows) -> Rules:
         pages != np.maximum(1, key["max_model_len"] // key["page_size"]),
         ("a row whose pages_per_seq is not that of its key"),
     )
-    may_exceed = rows.of("status", ["invalid"]) | ~rows.known
+    may_exceed = rows.of("status", [Status.INVALID]) | ~rows.known
     for name, most in zip(BlockSizes._fields, (pages, key["max_num_batched_tokens"]), strict=True):
         yield (rows.number(name) > most) & ~may_exceed, f"a row whose {name} is larger than its call"
 

@@ -137,17 +137,8 @@ def _aligned(value: int, multiple: int) -> int:
 
 
 def rounded(call: Call) -> TableKey:
-    """JAX's: every number to a power of two, head_dim to a multiple of 128."""
-    return TableKey(
-        call.q_dtype,
-        call.kv_dtype,
-        next_power_of_2(call.num_q_heads),
-        next_power_of_2(call.num_kv_heads),
-        _aligned(call.head_dim, 128),
-        next_power_of_2(call.page_size),
-        next_power_of_2(call.max_num_tokens),
-        next_power_of_2(call.max_model_len),
-    )
+    """JAX's: see `TableKey.rounded`."""
+    return TableKey(*call[:8]).rounded()
 
 
 def half_rounded(call: Call) -> TableKey:

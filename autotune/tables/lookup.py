@@ -39,16 +39,6 @@ class Answer(NamedTuple):
     passed: TableKey | None = None
 
 
-class _Found(NamedTuple):
-    """value: before it is cut to the call. The others as in Answer."""
-
-    value: BlockSizes
-    origin: str
-    key: TableKey
-    found: TableKey | None = None
-    passed: TableKey | None = None
-
-
 def distance(key: TableKey, other: TableKey) -> float:
     """Doublings between two keys of one layout: of max_num_batched_tokens plus of max_model_len.
 
@@ -80,64 +70,38 @@ class LookUp:
         # Bound once, so that a repeated call costs a hash and nothing else.
         self.blocks: Callable[..., BlockSizes] = functools.lru_cache(maxsize=_REMEMBERED)(self._blocks)
 
-    def _blocks(
-        self,
-        q_dtype: Any,
-        kv_dtype: Any,
-        num_q_heads_per_blk: int,
-        num_kv_heads_per_blk: int,
-        head_dim: int,
-        page_size: int,
-        max_num_batched_tokens: int,
-        pages_per_seq: int,
-    ) -> BlockSizes:
-        call = Call(
-            dtype_name(q_dtype),
-            dtype_name(kv_dtype),
-            num_q_heads_per_blk,
-            num_kv_heads_per_blk,
-            head_dim,
-            page_size,
-            max_num_batched_tokens,
-            page_size * pages_per_seq,
-        )
-        found = self._find(call)
-        if found.origin != EXACT:
-            self._warn(found)
-        return found.value.clamped(pages_per_seq, max_num_batched_tokens)
+    def _blocks(self, *args: Any, **kwargs: Any) -> BlockSizes:
+        """The answer to a call as `call_with` takes it, with a warning where no row of its key is there."""
+        answer = self.answer(call_with(*args, **kwargs))
+        if answer.origin != EXACT:
+            self._warn(answer.key, answer.found, answer.value)
+        return answer.blocks
 
-    def _warn_once(self, found: _Found) -> None:
+    def _warn_once(self, key: TableKey, found: TableKey | None, value: BlockSizes) -> None:
         """A call that the table does not have may run far slower than it could."""
-        instead = f"those of the nearest key {tuple(found.found)}" if found.found else "the default"
+        instead = f"those of the nearest key {tuple(found)}" if found else "the default"
+        device = self.generation or "this device"
         _LOGGER.warning(
             "no tuned block sizes for %s and the key %s: using %s, %s",
-            self.generation or "this device",
-            tuple(found.key),
-            instead,
-            tuple(found.value),
+            *(device, tuple(key), instead, tuple(value)),
         )
 
     def answer(self, call: Call) -> Answer:
         """The answer to a call, and where it came from."""
-        value, origin, key, found, passed = self._find(call)
-        return Answer(
-            value.clamped(call.pages_per_seq, call.max_num_tokens),
-            origin,
-            key,
-            found,
-            0.0 if found is None else distance(key, found),
-            value,
-            passed,
-        )
-
-    def _find(self, call: Call) -> _Found:
         key = self.rule.key(call)
         assert isinstance(key, TableKey)  # look-ups of the jax dialect refuse no call
+
+        def answered(
+            value: BlockSizes, origin: str, found: TableKey | None = None, passed: TableKey | None = None
+        ) -> Answer:
+            blocks = value.clamped(call.pages_per_seq, call.max_num_tokens)
+            return Answer(blocks, origin, key, found, distance(key, found) if found else 0.0, value, passed)
+
         if (exact := self._rows.get(key)) is not None:
-            return _Found(exact, EXACT, key, key)
+            return answered(exact, EXACT, key)
         default = BlockSizes(*self.rule.default(self.version, call))
         if not self.rule.nearest or not (layout := self._layout(key)):
-            return _Found(default, DEFAULT, key)
+            return answered(default, DEFAULT)
         # Of two at one distance the longer and larger: a call cuts its value down to its own size.
         near = sorted(
             layout, key=lambda row: (distance(key, row), -row.max_model_len, -row.max_num_batched_tokens)
@@ -146,7 +110,7 @@ class LookUp:
         least = self._rows[first]
         bounds = _lower_bounds(least, first, key)
         if not any(bounds):
-            return _Found(least, NEAREST, key, first)
+            return answered(least, NEAREST, first)
 
         def reaches(value: BlockSizes) -> bool:
             return all(v >= b for v, b, bound in zip(value, least, bounds, strict=True) if bound)
@@ -154,12 +118,13 @@ class LookUp:
         for row in near[1:]:
             value = self._rows[row]
             if reaches(value) and not any(_lower_bounds(value, row, key)):
-                return _Found(value, NEAREST, key, row, first)
+                return answered(value, NEAREST, row, first)
         # The default where the table shows that it fits: a smaller pair needs no more VMEM than a larger one.
         wanted = default.clamped(call.pages_per_seq, call.max_num_tokens)
-        if reaches(wanted) and any(_contains(self._rows[row], wanted) for row in layout):
-            return _Found(default, DEFAULT, key, passed=first)
-        return _Found(least, NEAREST, key, first, first)
+        held = (self._rows[row] for row in layout)
+        if reaches(wanted) and any(pages >= wanted[0] and queries >= wanted[1] for pages, queries in held):
+            return answered(default, DEFAULT, passed=first)
+        return answered(least, NEAREST, first, first)
 
     def _layout(self, key: TableKey) -> list[TableKey]:
         """The table's keys of a key's layout."""
@@ -179,9 +144,21 @@ def _lower_bounds(value: BlockSizes, row: TableKey, key: TableKey) -> tuple[bool
     )
 
 
-def _contains(value: BlockSizes, other: BlockSizes) -> bool:
-    """Whether neither number is smaller than the other's."""
-    return all(mine >= theirs for mine, theirs in zip(value, other, strict=True))
+def call_with(
+    q_dtype: Any,
+    kv_dtype: Any,
+    num_q_heads_per_blk: int,
+    num_kv_heads_per_blk: int,
+    head_dim: int,
+    page_size: int,
+    max_num_batched_tokens: int,
+    pages_per_seq: int,
+) -> Call:
+    """A call from the arguments of JAX's own look-up."""
+    heads = num_q_heads_per_blk, num_kv_heads_per_blk
+    length = page_size * pages_per_seq
+    dtypes = dtype_name(q_dtype), dtype_name(kv_dtype)
+    return Call(*dtypes, *heads, head_dim, page_size, max_num_batched_tokens, length)
 
 
 _DTYPE_NAMES: dict[Any, str] = {name: name for name in DTYPE_BITS}
@@ -296,19 +273,7 @@ def get_tuned_block_sizes(
     )
 
 
-def explain(
-    q_dtype: Any,
-    kv_dtype: Any,
-    num_q_heads_per_blk: int,
-    num_kv_heads_per_blk: int,
-    head_dim: int,
-    page_size: int,
-    max_num_batched_tokens: int,
-    pages_per_seq: int,
-    *,
-    table: Table | None = None,
-    device_kind: str | None = None,
-) -> Answer:
+def explain(*args: Any, table: Table | None = None, device_kind: str | None = None, **kwargs: Any) -> Answer:
     """What get_tuned_block_sizes answers for the same arguments, with where it came from.
 
     table: to look in; the device's committed one by default. device_kind: of the TPU to answer for; this
@@ -319,15 +284,4 @@ def explain(
     """
     kind = device_kind or current_device_kind()
     look_up = _committed_look_up(kind) if table is None else look_up_for(kind, table)
-    return look_up.answer(
-        Call(
-            dtype_name(q_dtype),
-            dtype_name(kv_dtype),
-            num_q_heads_per_blk,
-            num_kv_heads_per_blk,
-            head_dim,
-            page_size,
-            max_num_batched_tokens,
-            page_size * pages_per_seq,
-        )
-    )
+    return look_up.answer(call_with(*args, **kwargs))

@@ -11,14 +11,16 @@ PROBLEM = Problem(
 )
 
 
-def test_simplified_agrees_with_the_installed_simplify_key() -> None:
+def test_rounding_agrees_with_the_installed_simplify_key() -> None:
     rng = np.random.default_rng(0)
     dtypes = [name for name in DTYPE_BITS if name != "int4"]
     for _ in range(1000):
         q_dtype, kv_dtype = (str(d) for d in rng.choice(dtypes, 2))
         numbers = [int(n) for n in rng.integers(1, [200, 200, 1000, 600, 20000, 5000])]
         expected = tuned_block_sizes.simplify_key((q_dtype, kv_dtype, *numbers))
-        assert tuple(TableKey.simplified(q_dtype, kv_dtype, *numbers)) == expected
+        *own, page_size, tokens, pages = numbers
+        key = TableKey(q_dtype, kv_dtype, *own, page_size, tokens, page_size * pages)
+        assert tuple(key.rounded()) == expected
 
 
 def test_dtype_bits_are_those_of_jax() -> None:
@@ -32,7 +34,7 @@ def test_dtype_bits_are_those_of_jax() -> None:
 
 
 def test_simplifying_a_keys_canonical_problem_changes_no_number() -> None:
-    key = TableKey.simplified("bfloat16", "bfloat16", 12, 3, 80, 48, 1000, 7)
+    key = TableKey("bfloat16", "bfloat16", 12, 3, 80, 48, 1000, 7 * 48).rounded()
     assert key == TableKey("bfloat16", "bfloat16", 16, 4, 128, 64, 1024, 512)
     problem = key.canonical_problem()
     assert (problem.num_q_heads, problem.num_kv_heads, problem.max_model_len) == (16, 4, 512)

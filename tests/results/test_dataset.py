@@ -263,7 +263,7 @@ def test_a_latency_that_pandas_made_nan_is_refused(tmp_path: Path, columns: list
 
 def test_rows_of_the_largest_call_are_read(tmp_path: Path) -> None:
     most = 2**31 - 1
-    key = TableKey.simplified("bfloat16", "bfloat16", most, most, most, most, most, pages_per_seq=2)
+    key = TableKey("bfloat16", "bfloat16", most, most, most, most, most, 2 * most).rounded()
     dataset.append(tmp_path, [make_row(1, key=key)])
     assert len(dataset.read(tmp_path)) == 1
 

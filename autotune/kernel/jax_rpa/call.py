@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping
@@ -23,12 +24,7 @@ LEAST_COMPILE_POOL_BYTES = 256 << 20
 def compile_problem(layout: Layout, blocks: BlockSizes) -> Problem:
     """The problem at which a program is compiled: at least two query blocks and one whole KV block."""
     return Problem(
-        q_dtype=layout.q_dtype,
-        kv_dtype=layout.kv_dtype,
-        num_q_heads=layout.num_q_heads,
-        num_kv_heads=layout.num_kv_heads,
-        head_dim=layout.head_dim,
-        page_size=layout.page_size,
+        **dataclasses.asdict(layout),
         max_num_batched_tokens=max(COMPILE_TOKENS, 2 * blocks.num_queries_per_blk),
         pages_per_seq=max(COMPILE_PAGES_PER_SEQ, blocks.num_kv_pages_per_blk),
         max_num_seqs=COMPILE_NUM_SEQS,
@@ -43,13 +39,7 @@ def compile_total_pages(layout: Layout) -> int:
 
 def static_arguments(blocks: BlockSizes | None, settings: Settings) -> dict[str, Any]:
     """The kernel's static arguments, by its own names; without blocks it asks its own table."""
-    static: dict[str, Any] = {
-        "sliding_window": settings.sliding_window,
-        "soft_cap": settings.soft_cap,
-        "k_scale": settings.k_scale,
-        "v_scale": settings.v_scale,
-        "vmem_limit_bytes": settings.vmem_limit_bytes,
-    }
+    static = dataclasses.asdict(settings)
     if blocks is not None:
         static["num_kv_pages_per_block"] = blocks.num_kv_pages_per_blk
         static["num_queries_per_block"] = blocks.num_queries_per_blk
@@ -99,13 +89,9 @@ def reference(arguments: tuple[Any, ...], settings: Settings) -> Any:
     """JAX's own reference of the kernel: f[sum of q_lens, num_q_heads, head_dim]."""
     from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
-    return kernel.ref_ragged_paged_attention(
-        *arguments,
-        sliding_window=settings.sliding_window,
-        soft_cap=settings.soft_cap,
-        k_scale=settings.k_scale,
-        v_scale=settings.v_scale,
-    )
+    static = dataclasses.asdict(settings)
+    del static["vmem_limit_bytes"]
+    return kernel.ref_ragged_paged_attention(*arguments, **static)
 
 
 def scratch_bytes(program: Program) -> int:

@@ -41,15 +41,8 @@ def table_key(problem: Problem) -> TableKey:
     heads = heads_per_blk(problem.num_q_heads, problem.num_kv_heads, problem.q_dtype, problem.kv_dtype)
     if heads is None:
         raise UsageError(explain_untileable(problem))
-    return TableKey.simplified(
-        problem.q_dtype,
-        problem.kv_dtype,
-        *heads,
-        problem.head_dim,
-        problem.page_size,
-        problem.max_num_batched_tokens,
-        problem.pages_per_seq,
-    )
+    numbers = problem.head_dim, problem.page_size, problem.max_num_batched_tokens, problem.max_model_len
+    return TableKey(problem.q_dtype, problem.kv_dtype, *heads, *numbers).rounded()
 
 
 def is_canonical(key: TableKey) -> bool:
@@ -65,11 +58,8 @@ def canonical_key(key: TableKey) -> TableKey | None:
     """
     if key.num_q_heads_per_blk % key.num_kv_heads_per_blk:
         return None
-    simple = TableKey.simplified(*key[:7], pages_per_seq=1)._replace(
-        max_model_len=next_power_of_2(key.max_model_len)
-    )
     try:
-        return table_key(simple.canonical_problem())
+        return table_key(key.rounded().canonical_problem())
     except UsageError:
         return None
 
