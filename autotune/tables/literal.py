@@ -1,8 +1,9 @@
 """Reads one assignment of a literal from Python source, without running or even compiling the source.
 
-A scanner of its own rather than `ast`: Python's documentation warns that a hostile source can crash its
-parser, and a table of 100,000 rows took it 5 seconds and 1.3 GB. This one holds no more than the rows, and
-stops at the first thing that is no literal. Around the assignment, the module may hold anything.
+A scanner of its own rather than `ast`, by measurement: 4 MiB of lines `a` take `ast.parse` 27 s and 3.7 GB, a
+table of 56,000 rows takes it 5 s and 0.7 GB, so no cap on bytes is high enough for tables and low enough for
+hostile files. This one holds no more than the rows, and stops at the first thing that is no literal. Around
+the assignment, the module may hold anything.
 """
 
 from __future__ import annotations
