@@ -78,7 +78,7 @@ class Plan:
     known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
     today, by key. tried: the candidates of each key, those included that other shards compile. recorded:
     candidates whose rows are all there already. files: those that these rows are in. replaced: when rows were
-    made that are to be made anew. planner: who plans what lies beyond.
+    made that are to be made anew. frame: the rows that were there. planner: who plans what lies beyond.
     """
 
     settled: list[tuple[Trial, Compiled]] = dataclasses.field(default_factory=list)
@@ -90,6 +90,7 @@ class Plan:
     ruled_out: int = 0
     reused: int = 0
     replaced: dataset.Replaced = dataclasses.field(default_factory=dict)
+    frame: pd.DataFrame | None = None
     planner: Planner | None = None
 
     @property
@@ -127,11 +128,11 @@ class Planner:
         kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
     ) -> None:
         self.request = request
+        self._frame = frame
         self._tools = tools
         self._model = model
         self._kept = kept
         self._recorded, self._verdicts = known_from(request, frame, tools)
-        self._replaced = _replaced(request, frame)
         self._published = published_table()
 
     def plan(self, mine: Collection[Program] | None = None) -> Plan:
@@ -142,7 +143,7 @@ class Planner:
           UsageError: a workload does not fit a key.
         """
         request = self.request
-        plan = Plan(replaced=self._replaced, planner=self)
+        plan = Plan(replaced=_replaced(request, self._frame), frame=self._frame, planner=self)
         for key in dict.fromkeys(request.keys):
             problem = key.canonical_problem(request.max_num_seqs)
             now = incumbent(request.generation, key, self._published)

@@ -43,12 +43,15 @@ class DeviceDied(Exception):
         loading: bool = False,
         bystander: bool = False,
     ) -> None:
-        super().__init__(said)
+        super().__init__(blocks, status, said, loading, bystander)  # as Ray makes it again elsewhere
         self.blocks = blocks
         self.status = status
         self.said = said
         self.loading = loading
         self.bystander = bystander
+
+    def __str__(self) -> str:
+        return self.said
 
 
 class PrepareFailed(Exception):
