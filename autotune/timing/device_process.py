@@ -21,6 +21,7 @@ from autotune.io.patience import Patience
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
 from autotune.timing import device_worker
+from autotune.timing.device_worker import Doing
 from autotune.tpu import environment
 
 START_SECONDS = 180.0  # libtpu takes 5 to 30 s to start
@@ -217,8 +218,7 @@ class Owner:
         self._compile_timeout = compile_timeout
         self._loading = False
         self._process, self._connection = chip.process(index, run_timeout)
-        ready = self._answer(start_timeout)
-        self.device_kind: str = ready.device_kind
+        self.device_kind: str = self._answer(start_timeout)
 
     @property
     def pid(self) -> int:
@@ -300,13 +300,15 @@ class Owner:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 raise self._died() from None
-            self._loading = isinstance(message, device_worker.Loading)
-            if isinstance(message, device_worker.Began | device_worker.Loading):
-                self._process.running[self._index], seconds = message.blocks, self._run_timeout
-            elif isinstance(message, device_worker.Compiling):
-                self._process.running[self._index], seconds = message.blocks, self._compile_timeout
-            elif isinstance(message, device_worker.Idle):
-                self._process.running.pop(self._index, None)
+            self._loading = False
+            if isinstance(message, device_worker.Next):
+                doing, blocks = message
+                self._loading = doing is Doing.LOAD
+                if doing is Doing.WAIT:
+                    self._process.running.pop(self._index, None)
+                else:
+                    self._process.running[self._index] = blocks
+                    seconds = self._compile_timeout if doing is Doing.COMPILE else self._run_timeout
             elif isinstance(message, device_worker.Poisoned):
                 raise self._dead("crashed", message.error)
             else:
