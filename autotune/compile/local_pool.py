@@ -281,11 +281,7 @@ class _Worker:
             raise self._died() from None
 
     def _died(self) -> _Died:
-        try:
-            code = self._process.wait(10)  # the socket closes a moment before the process ends
-        except subprocess.TimeoutExpired:
-            return _Died("stopped answering")
-        return _Died(f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
+        return _Died(chip_process.how_ended(self._process))
 
     def kill(self) -> None:
         self._process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -149,12 +148,7 @@ class ChipProcess:
 
     def ended(self) -> str:
         """How it ended, and the last telling line that it or libtpu wrote; once its socket is closed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)  # the socket closes a moment before the process ends
-        code = self._process.poll()
-        how = "stopped answering"
-        if code is not None:
-            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = environment.how_ended(self._process)
         said = ""
         with contextlib.suppress(OSError, ValueError):
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
