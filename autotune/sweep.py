@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import queue
+import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from autotune.compile.batch import require_compiler
@@ -21,7 +21,7 @@ from autotune.compile.local_pool import CompilePool
 from autotune.compile.pool import Pool, StartPool, Task
 from autotune.compile.schedules import Schedules
 from autotune.io.folders import Folder
-from autotune.kernel.problem import BlockSizes, Program
+from autotune.kernel.problem import BlockSizes, Program, TableKey
 from autotune.model.calibrate import current
 from autotune.model.cost import Calibration, latency_seconds
 from autotune.results import dataset, schema
@@ -65,13 +65,15 @@ class Summary:
 
 class Progress(contextlib.AbstractContextManager["Progress"], chip_jobs.Progress, Protocol):
     """Told of each program that is to be compiled, of each that has its verdict, with what is left after it,
-    of new rows, and of timings."""
+    of new rows, and of each candidate's timing or failure."""
 
     def compiling(self, task: Task) -> None: ...
 
     def advance(self, task: Task, verdict: Compiled, outlook: Outlook) -> None: ...
 
     def recorded(self, rows: Iterable[Mapping[str, Any]]) -> None: ...
+
+    def timed(self, key: TableKey, result: Result) -> None: ...
 
 
 class Prepared(NamedTuple):
@@ -109,11 +111,10 @@ def search_for(request: Request, plan: Plan) -> Search:
 
     def latency(trial: Trial, cycles: tuple[int, ...]) -> float:
         blocks = trial.program.blocks
-        logs = [
-            math.log(latency_seconds(request.generation, trial.problem, blocks, batch, cycles, calibration))
+        return statistics.geometric_mean(
+            latency_seconds(request.generation, trial.problem, blocks, batch, cycles, calibration)
             for batch in trial.workloads
-        ]
-        return math.exp(sum(logs) / len(logs))
+        )
 
     if request.exhaustive:
         return Exhaustive(plan.waiting, plan.known, latency)
@@ -152,6 +153,7 @@ class _Recorder:
         assert self._timing
         program = self.known.program(job.key, result.blocks)
         self._take([timed_row(self._request, self._timing, job, result, self._tools, program)])
+        self._progress.timed(job.key, result)
         self.summary.timings[result.status] += 1
         if result.timer:
             self.summary.clocks[result.timer] += 1
@@ -170,19 +172,11 @@ class _Recorder:
         self._progress.recorded(rows)
 
 
-class _Modelled(NamedTuple):
-    """A program has its schedule, or will have none."""
-
-    task: Task
-    verdict: Compiled
-
-
-class _Ahead(NamedTuple):
-    """An executable has been compiled, and is in its store."""
-
-
 class _Sweep:
-    """One run, once; all happens in the thread that calls `run`. chips: None where nothing is timed."""
+    """One run, once; all happens in the thread that calls `run`, to which others `post` what there is to do.
+
+    chips: None where nothing is timed.
+    """
 
     def __init__(
         self,
@@ -191,15 +185,13 @@ class _Sweep:
         progress: Progress,
         pool: Pool,
         jobs: int,
-        events: queue.SimpleQueue[NamedTuple],
-        chips: ChipJobs | None,
     ) -> None:
         self._schedules = schedules
         self._recorder = recorder
         self._progress = progress
         self._pool = pool
-        self._events = events
-        self._chips = chips
+        self._events = queue.SimpleQueue[Callable[[], None]]()
+        self.chips: ChipJobs | None = None
         # One more than there are workers, so that none waits while this thread writes rows.
         self._most = self._free = jobs + 1
 
@@ -207,9 +199,9 @@ class _Sweep:
         """Raises MachineError when nothing can be compiled any more, or no chip be taken."""
         # The progress ends before the chips and the pool do, which take their time.
         with contextlib.ExitStack() as stack:
-            if self._chips:
-                stack.callback(self._chips.close)
-                self._chips.start()
+            if self.chips:
+                stack.callback(self.chips.close)
+                self.chips.start()
             stack.enter_context(self._progress)
             while self._feed():
                 self._handle([self._events.get(), *drained(self._events)])
@@ -218,45 +210,52 @@ class _Sweep:
         """Hand out what can be done now; whether there is more to come."""
         complete = self._schedules.complete()
         self._recorder.flush()
-        if self._chips:
-            self._chips.ready(complete)
+        if self.chips:
+            self.chips.ready(complete)
             if not self._events.empty():
                 return True  # such as an executable that was just asked for: more urgent than a schedule
         while self._free:
-            if self._chips and (wanted := self._chips.next_call()):
+            if self.chips and (wanted := self.chips.next_call()):
                 call, store = wanted
-                self._pool.submit_ahead(call, functools.partial(self._compiled, call.blocks, store))
+                self._pool.submit(call, functools.partial(self._compiled, call.blocks, store))
             elif task := self._schedules.next():
                 self._progress.compiling(task)
-                self._pool.submit(task, functools.partial(self._modelled, task))
+                self._pool.submit(task, functools.partial(self.post, self._modelled, task))
             else:
                 break
             self._free -= 1
-        return self._chips.left > 0 if self._chips else self._free < self._most
+        return self.chips.left > 0 if self.chips else self._free < self._most
 
-    def _handle(self, events: Iterable[NamedTuple]) -> None:
-        stopped: BaseException | None = None
+    def _handle(self, events: Iterable[Callable[[], None]]) -> None:
+        """All of the events; then what one of them raised."""
+        stopped: Exception | None = None
         for event in events:
-            if isinstance(event, _Modelled | _Ahead):
-                self._free += 1
-                if self._pool.broken:
-                    stopped = self._pool.broken
-                elif isinstance(event, _Modelled):
-                    self._schedules.tell(event.task, event.verdict)
-                    self._progress.advance(event.task, event.verdict, self._schedules.outlook())
-            elif self._chips:
-                stopped = self._chips.handle(event) or stopped
+            try:
+                event()
+            except Exception as error:
+                stopped = stopped or error
             self._recorder.flush()
         if stopped:
             raise stopped
 
-    def _modelled(self, task: Task, verdict: Compiled) -> None:
-        self._events.put(_Modelled(task, verdict))
-
     def _compiled(self, blocks: BlockSizes, store: Executables, executable: Executable) -> None:
+        """In a thread of the pool."""
         if not self._pool.broken:  # else it says nothing of the candidate
             store.add(blocks, executable)
-        self._events.put(_Ahead())
+        self._events.put(self._one_free)
+
+    def post(self, work: Callable[..., None], *arguments: Any) -> None:
+        self._events.put(functools.partial(work, *arguments))
+
+    def _modelled(self, task: Task, verdict: Compiled) -> None:
+        self._one_free()
+        self._schedules.tell(task, verdict)
+        self._progress.advance(task, verdict, self._schedules.outlook())
+
+    def _one_free(self) -> None:
+        self._free += 1
+        if self._pool.broken:
+            raise self._pool.broken
 
 
 def sweep(
@@ -286,6 +285,8 @@ def sweep(
     with Outbox(folder, plan.replaced) as outbox:
         recorder = _Recorder(request, outbox, progress, devices.timing if devices else None)
         summary = recorder.summary
+        if devices and plan.frame is not None:
+            recorder.known.read(plan.frame)
         schedules = Schedules(request, plan, search, store, recorder.models)
         recorder.models(plan.settled)
         if not devices:
@@ -294,23 +295,21 @@ def sweep(
         if devices or search.prospects():
             require_compiler()
             with start_pool(jobs, timeout) as pool:
-                chips, events = None, queue.SimpleQueue[NamedTuple]()
+                run = _Sweep(schedules, recorder, progress, pool, jobs)
                 if devices:
-                    if folder.is_dir():
-                        recorder.known.read(dataset.read(folder))
-                    chips = ChipJobs(
+                    run.chips = ChipJobs(
                         request,
                         plan,
                         schedules,
                         recorder.known,
                         devices,
-                        events,
+                        run.post,
                         recorder.timed,
                         progress,
                         jobs,
                     )
-                _Sweep(schedules, recorder, progress, pool, jobs, events, chips).run()
-                summary.refused = chips.refused if chips else None
+                run.run()
+                summary.refused = run.chips.refused if run.chips else None
     summary.compiled, summary.shared = schedules.compiled, schedules.shared
     summary.implied, summary.left_out = schedules.implied, schedules.left_out
     return summary

@@ -105,7 +105,7 @@ def _compiled_ahead(job: Job, timeout: float) -> Executable:
     )
     done: queue.SimpleQueue[Executable] = queue.SimpleQueue()
     with CompilePool(1, timeout) as pool:
-        pool.submit_ahead(call, done.put)
+        pool.submit(call, done.put)
         executable = done.get()
         if pool.broken:  # what came says nothing then
             return Executable(verdict=Compiled(status="crashed", error=str(pool.broken)))

@@ -185,7 +185,7 @@ def _ask(
             done.put((number, answer))
         else:
             told(server, case, blocks)
-            pool.submit_job(job, functools.partial(_put, done, number))
+            pool.submit(job, functools.partial(_put, done, number))
     answers: dict[int, Answer] = {}
     for _ in asked:
         number, came = done.get()

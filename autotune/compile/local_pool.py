@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from autotune.compile.pool import Job, Pool, Task
+from autotune.compile.pool import Pool, Task, Work, failed
 from autotune.errors import MachineError, first_line
 from autotune.io.files import FULL, scratch_folder
 from autotune.io.patience import Patience
@@ -49,14 +49,6 @@ _TRACE = re.compile(r"https://symbolize|\*\*\* |@ |=== |third_party/|file/|\)")
 _CHILD = "from autotune.compile.local_pool import serve; serve()"
 
 
-class _Item(NamedTuple):
-    """Something to compile. failed: what stands for its result where there is only a verdict."""
-
-    task: Task | Call | Job
-    then: Callable[[Any], None]
-    failed: Callable[[Compiled], Any]
-
-
 class _Died(Exception):
     """A worker is gone; the message says how it ended."""
 
@@ -77,7 +69,7 @@ class CompilePool(Pool):
     def __init__(self, jobs: int, timeout: float) -> None:
         self.jobs = jobs
         self._timeout = timeout
-        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[Work, Callable[[Any], None]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._workers: set[_Worker] = set()
         self._numbers = itertools.count()
@@ -124,37 +116,31 @@ class CompilePool(Pool):
         if kept and kind is None:
             raise KeyboardInterrupt
 
-    def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
-        self._items.put(_Item(task, then, lambda verdict: verdict))
-
-    def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
-        self._items.put(_Item(call, then, lambda verdict: Executable(verdict=verdict)))
-
-    def submit_job(self, job: Job, then: Callable[[Any], None]) -> None:
-        """As `submit`; `then` gets the job's answer, or a verdict where its process hung or died."""
-        self._items.put(_Item(job, then, lambda verdict: verdict))
+    def submit(self, work: Work, then: Callable[[Any], None]) -> None:
+        self._items.put((work, then))
 
     def _work(self) -> None:
         """A thread's: a worker, and another when it has died; an item at a time."""
         worker: _Worker | None = None
         while (item := self._items.get()) and not self._leaving:
+            work, then = item
             for attempt in range(1, ATTEMPTS + 1):
-                result, worker = self._attempt(item, worker, last=attempt == ATTEMPTS)
+                result, worker = self._attempt(work, worker, last=attempt == ATTEMPTS)
                 if self._leaving:
                     break
                 if result is not None:
-                    item.then(result)
+                    then(result)
                     break
         if worker:
             self._end(worker)
 
-    def _attempt(self, item: _Item, worker: _Worker | None, last: bool) -> tuple[Any, _Worker | None]:
-        """What came of an item, None if it is to be tried again; and the worker, if it lives."""
+    def _attempt(self, work: Work, worker: _Worker | None, last: bool) -> tuple[Any, _Worker | None]:
+        """What came of some work, None if it is to be tried again; and the worker, if it lives."""
         try:
             if self.broken:
                 raise self.broken
             worker = worker or self._start()
-            result = worker.ask(item.task, self._timeout)
+            result = worker.ask(work, self._timeout)
             if isinstance(result, Exception):
                 raise result
             return result, worker
@@ -178,7 +164,7 @@ class CompilePool(Pool):
             verdict = self._break(error)
         if worker:
             self._end(worker)
-        return item.failed(verdict), None
+        return failed(work, verdict), None
 
     def _start(self) -> _Worker:
         """A new worker; raises MachineFault or OSError where none can be started."""
@@ -278,10 +264,10 @@ class _Worker:
     def wait_until_ready(self) -> None:
         self._answer(START_SECONDS)
 
-    def ask(self, task: Task | Call | Job, timeout: float) -> Any:
-        """What came of a task: Compiled, Executable or MachineFault; raises _Died or _Hangs."""
+    def ask(self, work: Work, timeout: float) -> Any:
+        """Its result, or a MachineFault; raises _Died or _Hangs."""
         try:
-            self._connection.send(task)
+            self._connection.send(work)
         except OSError:
             raise self._died() from None
         return self._answer(timeout)
@@ -295,11 +281,7 @@ class _Worker:
             raise self._died() from None
 
     def _died(self) -> _Died:
-        try:
-            code = self._process.wait(10)  # the socket closes a moment before the process ends
-        except subprocess.TimeoutExpired:
-            return _Died("stopped answering")
-        return _Died(f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}")
+        return _Died(chip_process.how_ended(self._process))
 
     def kill(self) -> None:
         self._process.kill()
@@ -359,12 +341,12 @@ def serve() -> None:
     os._exit(0)
 
 
-def _answer(task: Task | Call | Job, folder: Path) -> Any:
-    """The result, or why there is none that would say something about the task."""
+def _answer(work: Work, folder: Path) -> Any:
+    """The result, or why there is none that would say something about the work."""
     try:
-        if isinstance(task, Task):
-            return _compile(task, folder)
-        return _compile_ahead(task, folder) if isinstance(task, Call) else task.run(folder)
+        if isinstance(work, Task):
+            return _compile(work, folder)
+        return _compile_ahead(work, folder) if isinstance(work, Call) else work.run(folder)
     except (MachineFault, OSError) as fault:
         return fault
     except Exception as error:

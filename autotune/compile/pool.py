@@ -1,6 +1,6 @@
 """What compiles for a sweep, seen from the sweep: tasks go in, verdicts come out, whatever happens to them.
 
-`workers` does it with processes of this machine, `ray_pool` with those of a Ray cluster.
+`local_pool` does it with processes of this machine, `ray_pool` with those of a Ray cluster.
 """
 
 from __future__ import annotations
@@ -37,6 +37,14 @@ class Job(Protocol):
         """
 
 
+Work = Task | Call | Job
+
+
+def failed(work: Work, verdict: Compiled) -> Compiled | Executable:
+    """The result of work of which there is only a verdict."""
+    return Executable(verdict=verdict) if isinstance(work, Call) else verdict
+
+
 class Pool(ABC):
     """Compiles programs in processes that may die; use as a context manager.
 
@@ -59,12 +67,12 @@ class Pool(ABC):
         """Leave no process and no file behind; on an error or an interrupt, at once."""
 
     @abstractmethod
-    def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
-        """Compile a program after those submitted before; `then` is called with its verdict, in a thread."""
+    def submit(self, work: Work, then: Callable[[Any], None]) -> None:
+        """Do some work after what was submitted before; `then` is called with its result, in a thread.
 
-    @abstractmethod
-    def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
-        """Compile a candidate that another process is to run; else as `submit`."""
+        The result of a Task is its verdict, of a Call the Executable, of a Job its answer; a verdict in place
+        of an answer where the Job's process hung or died.
+        """
 
     def run(self, next_task: Callable[[], Task | None]) -> Iterator[tuple[Task, Compiled]]:
         """Compile tasks over the workers; verdicts come as they are ready.

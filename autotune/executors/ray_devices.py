@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 from autotune.errors import MachineError, UsageError
@@ -77,15 +77,6 @@ def generation_of(offers: dict[str, int], wanted: str | None) -> generations.Gen
     return generations.by_name(wanted or next(iter(offers)))
 
 
-class Died(NamedTuple):
-    """How an owner's process ended, for DeviceDied here."""
-
-    blocks: BlockSizes | None
-    status: str
-    said: str
-    loading: bool = False
-
-
 class Place(NamedTuple):
     """Where an actor is: the node's name, the number of its chip there, and what is installed."""
 
@@ -105,39 +96,18 @@ class ChipHost:
     def place(self) -> Place:
         return Place(socket.gethostname(), self._chip(), Tools.installed())
 
-    def start(self) -> str | Died:
+    def start(self) -> str:
         """Take the chip; its device_kind."""
-        return self._kept(self._hold)
+        self._owner = Owner(Chip(self._platform, self._chip()), 0, *self._limits)
+        return self._owner.device_kind
 
-    def prepare(self, *told: Any) -> device_worker.Failed | Died | None:
-        try:
-            return cast("Died | None", self._kept(lambda: self._held().prepare(*told)))
-        except PrepareFailed as failed:
-            return device_worker.Failed(str(failed))
-
-    def load(self, *told: Any) -> device_worker.Loaded | Died:
-        return cast("device_worker.Loaded | Died", self._kept(lambda: self._held().load(*told)))
-
-    def time(self, *told: Any) -> device_worker.Timed | Died:
-        return cast("device_worker.Timed | Died", self._kept(lambda: self._held().time(*told)))
+    def ask(self, method: str, *told: Any) -> Any:
+        """What a method of the owner gives or raises."""
+        return getattr(self._owner, method)(*told)
 
     def close(self) -> None:
         if self._owner:
             self._owner.close()
-
-    def _hold(self) -> str:
-        self._owner = Owner(Chip(self._platform, self._chip()), 0, *self._limits)
-        return self._owner.device_kind
-
-    def _held(self) -> Owner:
-        assert self._owner is not None
-        return self._owner
-
-    def _kept(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except DeviceDied as died:
-            return Died(died.blocks, died.status, died.said, died.loading)
 
     def _chip(self) -> int:
         import ray
@@ -197,15 +167,13 @@ class RayDevice:
         seed: int,
         target: str | None,
     ) -> None:
-        answer = self._ask(self._actor.prepare, problem, tuple(workloads), settings, seed, target)
-        if isinstance(answer, device_worker.Failed):
-            raise PrepareFailed(answer.error)
+        self._ask("prepare", problem, tuple(workloads), settings, seed, target)
 
     def load(self, blocks: BlockSizes, payload: bytes | None) -> device_worker.Loaded:
-        return cast(device_worker.Loaded, self._ask(self._actor.load, blocks, payload))
+        return cast(device_worker.Loaded, self._ask("load", blocks, payload))
 
     def time(self, order: Sequence[device_worker.Turn]) -> device_worker.Timed:
-        return cast(device_worker.Timed, self._ask(self._actor.time, tuple(order)))
+        return cast(device_worker.Timed, self._ask("time", tuple(order)))
 
     def close(self) -> None:
         if self._open:
@@ -213,24 +181,25 @@ class RayDevice:
             self._shared.add(-1)
             _end(self._actor)
 
-    def _ask(self, method: Any, *told: Any) -> Any:
-        answer = _answer(method, *told)
-        if isinstance(answer, Died):
+    def _ask(self, method: str, *told: Any) -> Any:
+        try:
+            return _answer(self._actor.ask, method, *told)
+        except DeviceDied:
             self.close()
-            raise DeviceDied(*answer)
-        return answer
+            raise
 
 
 def _answer(method: Any, *told: Any) -> Any:
-    """What an actor says; a Died where it or its node is gone, which no candidate is to blame for."""
+    """What an actor gives or raises; DeviceDied where its node is gone: no candidate is to blame."""
     import ray
 
     try:
         return ray.get(method.remote(*told))
     except ray.exceptions.RayError as error:
-        if isinstance(error, ray.exceptions.RayTaskError) and isinstance(error.cause, MachineError):
-            raise error.cause from None
-        return Died(None, "crashed", f"the Ray node of the device was lost: {reason(error)}")
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, MachineError | DeviceDied | PrepareFailed):
+            raise cause from None
+        raise DeviceDied(None, "crashed", f"the Ray node of the device was lost: {reason(error)}") from None
 
 
 def _end(actor: Any) -> None:
@@ -314,15 +283,13 @@ class RaySlot(Slot):
         """Have the chip taken; its device_kind."""
         if place.tools != self._tools:
             raise MachineError(f"the Ray node {place.host} {difference(place.tools, self._tools)}")
-        kind = _answer(actor.start)
-        if isinstance(kind, Died):
-            raise DeviceDied(*kind)
+        kind: str = _answer(actor.start)
         if self._generation and kind not in self._generation.device_kinds:
             raise MachineError(
                 f"the Ray node {place.host} offers {resource(self._generation)}, and its device is {kind!r}: "
                 "start Ray there with the right resource"
             )
-        return cast(str, kind)
+        return kind
 
 
 def of_cluster(generation: generations.Generation, measured: bool, limits: Limits) -> Devices:

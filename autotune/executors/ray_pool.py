@@ -19,13 +19,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from autotune.compile.local_pool import ATTEMPTS, CompilePool
-from autotune.compile.pool import Pool, Task
+from autotune.compile.pool import Pool, Work, failed
 from autotune.errors import MachineError, first_line
 from autotune.executors import ray_cluster
 from autotune.io.patience import Patience
 from autotune.results.schema import Tools
 from autotune.tpu.compiler import Compiled
-from autotune.tpu.executable import Call, Executable
 
 # A program is given up after so many nodes left, or were lost, while they compiled it: it may be the cause.
 NODE_ATTEMPTS = 4
@@ -50,35 +49,29 @@ class Compiler:
     def ping(self) -> None:
         """Answer, which says that the node is there."""
 
-    def compile(self, task: Task) -> Compiled:
-        done: queue.SimpleQueue[Compiled] = queue.SimpleQueue()
-        self._pool.submit(task, done.put)
-        return self._kept(done.get())
-
-    def compile_ahead(self, call: Call) -> Executable:
-        done: queue.SimpleQueue[Executable] = queue.SimpleQueue()
-        self._pool.submit_ahead(call, done.put)
-        return self._kept(done.get())
+    def compile(self, work: Work) -> Any:
+        done = queue.SimpleQueue[Any]()
+        self._pool.submit(work, done.put)
+        result = done.get()
+        if self._pool.broken:  # the result is for nobody to record
+            raise self._pool.broken
+        return result
 
     def stop(self) -> None:
         """End the process, and take its files along."""
         self._pool.__exit__(KeyboardInterrupt, None, None)
 
-    def _kept(self, result: Any) -> Any:
-        if self._pool.broken:  # the verdict is for nobody to record
-            raise self._pool.broken
-        return result
-
 
 @dataclasses.dataclass
 class _Item:
-    """Something to compile. method: of the actor. lost: how many nodes left with it."""
+    """Something to compile. lost: how many nodes left with it."""
 
-    method: str
-    task: Any
+    work: Work
     then: Callable[[Any], None]
-    failed: Callable[[Compiled], Any]
     lost: int = 0
+
+    def fail(self, verdict: Compiled) -> None:
+        self.then(failed(self.work, verdict))
 
 
 class _Refused(Exception):
@@ -142,15 +135,10 @@ class RayPool(Pool):
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def submit(self, task: Task, then: Callable[[Compiled], None]) -> None:
-        self._put(_Item("compile", task, then, lambda verdict: verdict))
-
-    def submit_ahead(self, call: Call, then: Callable[[Executable], None]) -> None:
-        self._put(_Item("compile_ahead", call, then, lambda verdict: Executable(verdict=verdict)))
-
-    def _put(self, item: _Item) -> None:
+    def submit(self, work: Work, then: Callable[[Any], None]) -> None:
+        item = _Item(work, then)
         if self.broken:
-            item.then(item.failed(_nobodys(self.broken)))
+            item.fail(_nobodys(self.broken))
         else:
             self._items.put((next(self._numbers), item))
 
@@ -223,7 +211,7 @@ class RayPool(Pool):
         import ray
 
         try:
-            asked = getattr(actor, item.method).remote(item.task)
+            asked = actor.compile.remote(item.work)
             limit = Patience(ATTEMPTS * self._timeout + GRACE_SECONDS)
             limit.waits(lambda seconds: bool(ray.wait([asked], timeout=seconds)[0]))
             result = ray.get(asked, timeout=0)
@@ -243,14 +231,14 @@ class RayPool(Pool):
         if self._leaving.is_set():
             return
         if self.broken:
-            item.then(item.failed(_nobodys(self.broken)))
+            item.fail(_nobodys(self.broken))
         elif item.lost < NODE_ATTEMPTS:
             self._items.put((number, item))
         elif isinstance(error, MachineError):
-            item.then(item.failed(self._break(error)))
+            item.fail(self._break(error))
         else:
             said = f"the Ray node that compiled it was lost, {NODE_ATTEMPTS} times: {reason(error)}"
-            item.then(item.failed(Compiled(status="crashed", error=said)))
+            item.fail(Compiled(status="crashed", error=said))
 
     def _drop(self, slot: int) -> None:
         import ray
@@ -303,7 +291,7 @@ class RayPool(Pool):
             while True:
                 _, item = self._items.get_nowait()
                 if item:
-                    item.then(item.failed(verdict))
+                    item.fail(verdict)
         return verdict
 
 

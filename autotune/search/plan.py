@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autotune.errors import UsageError
@@ -78,7 +77,7 @@ class Plan:
     known: cycles of programs that were compiled before, with their trials. incumbents: what a look-up answers
     today, by key. tried: the candidates of each key, those included that other shards compile. recorded:
     candidates whose rows are all there already. files: those that these rows are in. replaced: when rows were
-    made that are to be made anew. planner: who plans what lies beyond.
+    made that are to be made anew. frame: the rows that were there. planner: who plans what lies beyond.
     """
 
     settled: list[tuple[Trial, Compiled]] = dataclasses.field(default_factory=list)
@@ -90,6 +89,7 @@ class Plan:
     ruled_out: int = 0
     reused: int = 0
     replaced: dataset.Replaced = dataclasses.field(default_factory=dict)
+    frame: pd.DataFrame | None = None
     planner: Planner | None = None
 
     @property
@@ -127,11 +127,17 @@ class Planner:
         kept: Callable[[list[Program]], dict[Program, Compiled]] = lambda programs: {},
     ) -> None:
         self.request = request
-        self._tools = tools
-        self._model = model
+        self._frame = frame
+        self._common = {  # parts of an identity that all candidates share
+            "target": request.generation.name,
+            "max_num_seqs": request.max_num_seqs,
+            "source": schema.MODELLED,
+            "model": model,
+            **dataclasses.asdict(request.settings),
+            **dataclasses.asdict(tools),
+        }
         self._kept = kept
-        self._recorded, self._verdicts = known_from(request, frame, tools)
-        self._replaced = _replaced(request, frame)
+        self._recorded, self._verdicts = _known(request, frame, tools)
         self._published = published_table()
 
     def plan(self, mine: Collection[Program] | None = None) -> Plan:
@@ -142,7 +148,7 @@ class Planner:
           UsageError: a workload does not fit a key.
         """
         request = self.request
-        plan = Plan(replaced=self._replaced, planner=self)
+        plan = Plan(replaced=_replaced(request, self._frame), frame=self._frame, planner=self)
         for key in dict.fromkeys(request.keys):
             problem = key.canonical_problem(request.max_num_seqs)
             now = incumbent(request.generation, key, self._published)
@@ -185,11 +191,7 @@ class Planner:
         request = self.request
         workloads = tuple(workload_of(w, key, problem, request.seed) for w in request.workloads)
         for program in programs:
-            missing = tuple(
-                w
-                for w in workloads
-                if identity_of(request, key, program, w, self._tools, self._model) not in self._recorded
-            )
+            missing = tuple(w for w in workloads if self._identity(key, program, w) not in self._recorded)
             trial = Trial(key, problem, program, workloads, missing)
             compiled = self._verdicts.get(program)
             if compiled and compiled.schedule:
@@ -206,6 +208,11 @@ class Planner:
                 plan.settled.append((trial, compiled))
             else:
                 plan.waiting.setdefault(program, []).append(trial)
+
+    def _identity(self, key: TableKey, program: Program, batch: Workload) -> tuple[Any, ...]:
+        """Of a candidate's modelled row on a workload."""
+        own = {"workload_fingerprint": batch.fingerprint, **key._asdict(), **program.blocks._asdict()}
+        return schema.identity({**self._common, **own})
 
     def _look_elsewhere(self, plan: Plan) -> None:
         """Take verdicts that are kept elsewhere into a plan."""
@@ -241,47 +248,7 @@ def without_compile(request: Request, problem: Problem, program: Program) -> Com
     )
 
 
-def identity_of(
-    request: Request,
-    key: TableKey,
-    program: Program,
-    batch: Workload,
-    tools: schema.Tools,
-    model: str | None,
-) -> tuple[Any, ...]:
-    """The identity of a candidate's modelled row on a workload; model: as `Planner` has it."""
-    common = _common(request.generation.name, request.max_num_seqs, request.settings, tools, model)
-    return schema.identity(
-        {
-            **common,
-            "workload_fingerprint": batch.fingerprint,
-            **key._asdict(),
-            **program.blocks._asdict(),
-        }
-    )
-
-
-@functools.lru_cache(maxsize=16)
-def _common(
-    target: str, max_num_seqs: int, settings: Settings, tools: schema.Tools, model: str | None
-) -> dict[str, Any]:
-    """The parts of an identity that a request's candidates share; a sweep has 100,000 of them."""
-    return {
-        "target": target,
-        "max_num_seqs": max_num_seqs,
-        "source": schema.MODELLED,
-        "model": model,
-        **dataclasses.asdict(settings),
-        **dataclasses.asdict(tools),
-    }
-
-
-def known(request: Request, frame: pd.DataFrame, tools: schema.Tools) -> dict[Program, Compiled]:
-    """The compiler's verdicts that rows of these tools hold, with the seconds that each compile took."""
-    return known_from(request, frame, tools)[1]
-
-
-def known_from(
+def _known(
     request: Request, frame: pd.DataFrame | None, tools: schema.Tools
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
     """Identities of the rows that are there, and the compiler's verdicts that they hold."""
@@ -292,32 +259,27 @@ def known_from(
     mine = (frame["target"] == request.generation.name) & (frame["source"] == schema.MODELLED)
     for name, value in dataclasses.asdict(tools).items():
         mine &= frame[name].isna() if value is None else frame[name] == value
-    for line in _cleaned(rows_of(frame[mine])):
+    mine &= frame["status"].isin(schema.STATUSES)  # others are another version's, and made anew
+    for line in rows_of(frame[mine]):
         if request.retry_failed and line["status"] not in LASTING:
             continue
         recorded.add(schema.identity(line))
         if line["compile_seconds"] is not None:
             verdict = _verdict(line)
-            if (
-                verdict.schedule or verdict.status != "ok"
-            ):  # of another's row: nothing can be predicted from it
+            # An ok one without its schedule is of another's row: nothing can be predicted from it.
+            if verdict.schedule or verdict.status != "ok":
                 verdicts[program_of(line)] = verdict
     return recorded, verdicts
 
 
 def _replaced(request: Request, frame: pd.DataFrame | None) -> dataset.Replaced:
-    """Rows, timings among them, that are made anew though they are there: see `known_from`."""
+    """Rows, timings among them, that are made anew though they are there: see `_known`."""
     if frame is None:
         return {}
     again = ~frame["status"].isin(schema.STATUSES)
     if request.retry_failed:
         again |= ~frame["status"].isin(LASTING)
     return {schema.identity(line): line["time"] for line in rows_of(frame[again])}
-
-
-def _cleaned(rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Rows of a status that this version knows; others are another version's, and made anew."""
-    return (line for line in rows if line["status"] in schema.STATUSES)
 
 
 def _verdict(line: Mapping[str, Any]) -> Compiled:

@@ -137,21 +137,16 @@ def _contains(program: Program, other: Program) -> bool:
 class Exhaustive(Search):
     """Every program, those expected to take longest first, so that no core ends up waiting."""
 
-    def __init__(
-        self,
-        waiting: Mapping[Program, list[Trial]],
-        known: Known | None = None,
-        latency: Latency | None = None,
-    ) -> None:
-        super().__init__(waiting, known, latency)
-        self._order = sorted(waiting, key=expected_compile_seconds)
+    _order: list[Program] | None = None
 
     def add(self, waiting: Mapping[Program, list[Trial]], known: Known) -> None:
         super().add(waiting, known)
-        free = (program for program in self.waiting if program not in self._in_flight)
-        self._order = sorted(free, key=expected_compile_seconds)
+        self._order = None
 
     def _pick(self) -> Program | None:
+        if self._order is None:
+            free = (program for program in self.waiting if program not in self._in_flight)
+            self._order = sorted(free, key=expected_compile_seconds)
         while self._order:
             if (program := self._order.pop()) in self.waiting:
                 return program

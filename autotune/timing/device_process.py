@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import struct
 import subprocess
@@ -21,6 +20,7 @@ from autotune.io.patience import Patience
 from autotune.kernel.problem import BlockSizes, Problem, Settings
 from autotune.kernel.workload import Workload
 from autotune.timing import device_worker
+from autotune.timing.device_worker import Doing
 from autotune.tpu import environment
 
 START_SECONDS = 180.0  # libtpu takes 5 to 30 s to start
@@ -43,12 +43,15 @@ class DeviceDied(Exception):
         loading: bool = False,
         bystander: bool = False,
     ) -> None:
-        super().__init__(said)
+        super().__init__(blocks, status, said, loading, bystander)  # as Ray makes it again elsewhere
         self.blocks = blocks
         self.status = status
         self.said = said
         self.loading = loading
         self.bystander = bystander
+
+    def __str__(self) -> str:
+        return self.said
 
 
 class PrepareFailed(Exception):
@@ -145,12 +148,7 @@ class ChipProcess:
 
     def ended(self) -> str:
         """How it ended, and the last telling line that it or libtpu wrote; once its socket is closed."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(10)  # the socket closes a moment before the process ends
-        code = self._process.poll()
-        how = "stopped answering"
-        if code is not None:
-            how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = environment.how_ended(self._process)
         said = ""
         with contextlib.suppress(OSError, ValueError):
             self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - MAX_LOG_TAIL))
@@ -214,8 +212,7 @@ class Owner:
         self._compile_timeout = compile_timeout
         self._loading = False
         self._process, self._connection = chip.process(index, run_timeout)
-        ready = self._answer(start_timeout)
-        self.device_kind: str = ready.device_kind
+        self.device_kind: str = self._answer(start_timeout)
 
     @property
     def pid(self) -> int:
@@ -297,13 +294,15 @@ class Owner:
                 message = self._connection.recv()
             except (EOFError, OSError):
                 raise self._died() from None
-            self._loading = isinstance(message, device_worker.Loading)
-            if isinstance(message, device_worker.Began | device_worker.Loading):
-                self._process.running[self._index], seconds = message.blocks, self._run_timeout
-            elif isinstance(message, device_worker.Compiling):
-                self._process.running[self._index], seconds = message.blocks, self._compile_timeout
-            elif isinstance(message, device_worker.Idle):
-                self._process.running.pop(self._index, None)
+            self._loading = False
+            if isinstance(message, device_worker.Next):
+                doing, blocks = message
+                self._loading = doing is Doing.LOAD
+                if doing is Doing.WAIT:
+                    self._process.running.pop(self._index, None)
+                else:
+                    self._process.running[self._index] = blocks
+                    seconds = self._compile_timeout if doing is Doing.COMPILE else self._run_timeout
             elif isinstance(message, device_worker.Poisoned):
                 raise self._dead("crashed", message.error)
             else:

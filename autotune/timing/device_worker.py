@@ -10,6 +10,7 @@ may leave the runtime unusable, so it is a death too: the process says what it w
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import os
 import signal
@@ -61,35 +62,23 @@ class Time(NamedTuple):
     order: tuple[Turn, ...]
 
 
-# What it says.
+# What it says: its device_kind at first, then answers, None where something is prepared.
 
 
-class Ready(NamedTuple):
-    """The device is there; device_kind as JAX spells it."""
+class Doing(enum.Enum):
+    """What a device is about to do."""
 
-    device_kind: str
-
-
-class Idle(NamedTuple):
-    """Nothing of this device is at work on the chip: it waits for its turn, or the host computes."""
-
-
-class Loading(NamedTuple):
-    """An executable that another process compiled is about to be loaded."""
-
-    blocks: BlockSizes
+    WAIT = enum.auto()  # for its turn, or for the host: nothing of it is at work on the chip
+    LOAD = enum.auto()  # an executable that another process compiled
+    COMPILE = enum.auto()  # a candidate, or the reference, which takes longer than a run
+    RUN = enum.auto()
 
 
-class Began(NamedTuple):
-    """A candidate is about to run."""
+class Next(NamedTuple):
+    """What comes next, and of which candidate."""
 
-    blocks: BlockSizes
-
-
-class Compiling(NamedTuple):
-    """A candidate, or the reference, is about to be compiled, which takes longer than a run."""
-
-    blocks: BlockSizes | None
+    doing: Doing
+    blocks: BlockSizes | None = None
 
 
 class Failed(NamedTuple):
@@ -108,10 +97,6 @@ class Poisoned(NamedTuple):
     """A run raised; the process ends after saying so."""
 
     error: str
-
-
-class Prepared(NamedTuple):
-    """The inputs are there."""
 
 
 class Loaded(NamedTuple):
@@ -167,30 +152,29 @@ class _Session:
         self._inputs = inputs.InputMaker(device)
         self._programs: dict[BlockSizes, Callable[..., Any]] = {}
         self._current: _Current | None = None
-        self.send(Ready(device.device_kind))
+        self.send(device.device_kind)
 
-    def send(self, message: NamedTuple) -> None:
+    def send(self, message: Any) -> None:
         self._connection.send(message)
 
-    def prepare(self, told: Prepare) -> Prepared:
+    def prepare(self, told: Prepare) -> None:
         from autotune.kernel.jax_rpa import inputs
 
         self._programs.clear()
         self._current = None  # its memory is needed for what comes
         with self._turn():
-            self.send(Compiling(None))
+            self.send(Next(Doing.COMPILE))
             made = self._inputs.make(told.problem, told.workloads, told.seed, interpreted=told.target is None)
             while len(self._marks) < len(told.workloads):
                 self._marks.append(self._new_mark(len(self._marks)))
                 self._wait(self._marks[-1]())
             self._wait(made.arguments)
-        self.send(Idle())
+        self.send(Next(Doing.WAIT))
         expected = [
             inputs.expected(told.problem, workload, batch, made, told.settings)
             for workload, batch in zip(told.workloads, made.batches, strict=True)
         ]
         self._current = _Current(told, made, expected)
-        return Prepared()
 
     def load(self, told: Load) -> Loaded:
         from autotune.tpu.compiler import failed
@@ -202,16 +186,16 @@ class _Session:
         if program is None:
             try:
                 with self._turn():
-                    self.send(Compiling(told.blocks))
+                    self.send(Next(Doing.COMPILE, told.blocks))
                     program = self._compiled(told.blocks)
             except Exception as error:
                 verdict = failed(error, 0.0)
                 return Loaded(verdict.status, verdict.error, compiled, refused)
         for workload, arguments, want in zip(problem.workloads, inputs.arguments, expected, strict=True):
             with self._turn():
-                self.send(Began(told.blocks))
+                self.send(Next(Doing.RUN, told.blocks))
                 output = self._running(functools.partial(program, *arguments))
-            self.send(Idle())
+            self.send(Next(Doing.WAIT))
             if wrong := want.mismatch(output):
                 return Loaded("wrong_result", f"workload {workload.name}: {wrong}", compiled, refused)
         self._programs[told.blocks] = program
@@ -225,7 +209,7 @@ class _Session:
             return None, None
         try:
             with self._turn():
-                self.send(Loading(told.blocks))
+                self.send(Next(Doing.LOAD, told.blocks))
                 return executable.load(told.payload, self._device), None
         except Exception as error:  # it was made for another runtime or topology
             return None, first_line(error)
@@ -260,8 +244,8 @@ class _Session:
                 lambda: self._timer.time(
                     call,
                     [Step(turn.workload, program_name(turn.blocks)) for turn in told.order],
-                    lambda step: self.send(Began(turns[step].blocks)),
-                    lambda: self.send(Idle()),
+                    lambda step: self.send(Next(Doing.RUN, turns[step].blocks)),
+                    lambda: self.send(Next(Doing.WAIT)),
                 )
             )
         return Timed({turns[step]: seconds for step, seconds in found.seconds.items()}, *found[1:])
@@ -270,7 +254,7 @@ class _Session:
     def _turn(self) -> Iterator[None]:
         """Have the chip to this device: whatever dies meanwhile, one candidate alone is to blame."""
         while not self._lock.acquire(timeout=WAITING_SECONDS):
-            self.send(Idle())
+            self.send(Next(Doing.WAIT))
         try:
             yield
         finally:
@@ -298,7 +282,7 @@ def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
 
     with jax.default_device(device):
         session = _Session(connection, device, lock)
-        does: dict[type, Callable[[Any], NamedTuple]] = {
+        does: dict[type, Callable[[Any], Any]] = {
             Prepare: session.prepare,
             Load: session.load,
             Time: session.time,
@@ -309,7 +293,7 @@ def serve(connection: Connection, device: Any, lock: threading.Lock) -> None:
             except EOFError:
                 return
             try:
-                answer: NamedTuple = does[type(told)](told)
+                answer = does[type(told)](told)
             except timer.NoRoom as error:
                 answer = NoRoom(str(error))
             except Exception as error:

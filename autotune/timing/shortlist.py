@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.kernel.problem import BlockSizes
@@ -89,5 +90,9 @@ def geometric_mean(medians: Sequence[Median]) -> Median:
     """
     if not medians or min(m.median for m in medians) <= 0:
         raise ValueError("only positive latencies have a geometric mean")
-    logs = [[math.log(max(value, _NOTHING)) for value in values] for values in zip(*medians, strict=True)]
-    return Median(*(math.exp(sum(values) / len(values)) for values in logs))
+    return Median(
+        *(
+            statistics.geometric_mean(max(value, _NOTHING) for value in values)
+            for values in zip(*medians, strict=True)
+        )
+    )

@@ -6,7 +6,6 @@ there and free is JAX asked, in a child process that takes this one chip until i
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -14,10 +13,8 @@ import re
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from autotune.errors import MachineError, UsageError
 from autotune.tpu import environment as chip_process
@@ -310,18 +307,18 @@ def attached(
         raise no_tpu(sysfs, dev)
     free = _free(_usable(here, environment, listed_chips(sysfs)), proc)
     for chip in free[:ASK_CHIPS]:
-        done = _asked(ask, chip.number, environment, seconds)
-        if not done.returncode:
+        code, stdout, stderr = _asked(ask, chip.number, environment, seconds)
+        if not code:
             break
-    if done.returncode is None:
-        said = chip_process.last_words(f"{done.stdout}\n{done.stderr}") or "libtpu said nothing"
+    if code is None:
+        said = chip_process.last_words(f"{stdout}\n{stderr}") or "libtpu said nothing"
         raise MachineError(
             f"the TPU did not start within {seconds:.0f} s: {said}; see that nothing else uses it "
             f"({_look_at(chip.nodes)}), then run this again"
         )
-    if done.returncode:
-        raise MachineError(_explain(done.stderr, done.returncode, chip.nodes, proc, lockfile))
-    kinds, generation = _understood(done.stdout)
+    if code:
+        raise MachineError(_explain(stderr, code, chip.nodes, proc, lockfile))
+    kinds, generation = _understood(stdout)
     return Attached(
         generation=generation,
         device_kind=kinds[0],
@@ -341,34 +338,26 @@ def _free(usable: tuple[Chip, ...], proc: Path) -> tuple[Chip, ...]:
     raise MachineError(_held(holders))
 
 
-class _Asked(NamedTuple):
-    """How the child ended; returncode is None for one that was stopped, as it took too long."""
-
-    returncode: int | None
-    stdout: str
-    stderr: str
-
-
-def _asked(ask: tuple[str, ...], chip: int, environment: Mapping[str, str], seconds: float) -> _Asked:
+def _asked(
+    ask: tuple[str, ...], chip: int, environment: Mapping[str, str], seconds: float
+) -> tuple[int | None, str, str]:
+    """The child's exit code, None where it had to be stopped as it took too long, and what it wrote."""
     variables = chip_process.environment("tpu", chip, chip_process.free_port(), environment)
-    # Files, as what was said until then is still there after a child had to be stopped.
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        returncode: int | None = None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            returncode = subprocess.run(
-                ask,
-                env=variables,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                timeout=seconds,
-                check=False,
-            ).returncode
-        said = []
-        for file in (stdout, stderr):
-            file.seek(0)
-            said.append(file.read().decode(errors="replace"))
-    return _Asked(returncode, *said)
+    done: subprocess.CompletedProcess[bytes] | subprocess.TimeoutExpired
+    try:
+        done = subprocess.run(
+            ask,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        done = expired
+    code = done.returncode if isinstance(done, subprocess.CompletedProcess) else None
+    stdout, stderr = ((said or b"").decode(errors="replace") for said in (done.stdout, done.stderr))
+    return code, stdout, stderr
 
 
 def _understood(stdout: str) -> tuple[list[str], generations.Generation]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -120,6 +123,14 @@ def as_started() -> None:
     pairs = (os.fsdecode(entry).partition("=") for entry in listed)
     os.environ.clear()
     os.environ.update({name: value for name, equals, value in pairs if equals})
+
+
+def how_ended(process: subprocess.Popen[bytes]) -> str:
+    """How a process ended, told after its socket closed, which it does a moment before."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = process.wait(10)
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return "stopped answering"
 
 
 def free_port() -> int:
