@@ -185,7 +185,7 @@ def _say(server: Server, case: str, blocks: Blocks | None) -> None:
     what = str(blocks) if blocks else "the kernel's default"
     least, most = (round(factor * server.problem.num_q_heads) for factor in (0.6, 5))
     layers = f" of {server.layers}" if server.layers else ""
-    click.echo(f"compiling {case}{layers} with {what}: {least} to {most} s", err=True)
+    click.echo(f"compiling {case}{layers} with {what}: {least} to {most} s on idle cores", err=True)
 
 
 def _problem(model: Model, attention: Attention, typed: ServerOptions) -> Problem:
