@@ -172,9 +172,10 @@ def _edges(table: Table, device: str) -> Iterator[Finding]:
 
 
 def _simplified(table: Table, key: Key) -> Key | None:
-    """The key that its look-up makes of a key; the key itself where the look-up is not known."""
-    if table.rule:
-        return table.rule.simplify(key)
+    """The key that its look-up makes of a key. Where that is not known: JAX's newest for a table in JAX's
+    form, which is how rows are shared; for others the key itself."""
+    if table.rule or table.dialect is JAX:
+        return table.look_up.simplify(key)
     return None if call_of(key) is None else key
 
 

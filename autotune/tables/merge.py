@@ -38,10 +38,14 @@ class Merged:
     untouched: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.changed} changed, {self.new} new, {self.kept} kept as not slower, {self.untold} kept as "
-            f"the rows do not hold the base's pair, {self.untouched} not re-tuned"
+        counts = (
+            (self.changed, "changed"),
+            (self.new, "new"),
+            (self.kept, "kept as not slower"),
+            (self.untold, "kept as the rows do not hold the base's pair"),
+            (self.untouched, "not in the sweep and kept"),
         )
+        return ", ".join(f"{number} {fate}" for number, fate in counts if number) or "no keys"
 
 
 def tables_of(lines: pd.DataFrame) -> Tables:

@@ -147,16 +147,16 @@ def test_rows_that_are_never_consulted():
     assert kinds(jax_table({KEY: BlockSizes(8, 32)}, "TPU v4", "stand-in")) == {}
 
 
-def test_where_the_look_up_is_not_known_reachability_is_not_judged():
+def test_where_the_look_up_is_not_known_keys_are_judged_as_jax_rounds_them():
     rows = {
         KEY._replace(num_q_heads_per_blk=12, max_model_len=1000): BlockSizes(4, 32),
         KEY._replace(kv_dtype="bf16"): BlockSizes(4, 32),
         KEY: BlockSizes(17, 32),
     }
     for name in ("TPU v6e", "TPU v6 lite", "TPU v5"):
-        assert kinds(jax_table(rows, name, None)) == {"malformed": 1, "above-call": 1}
+        assert kinds(jax_table(rows, name, None)) == {"malformed": 1, "above-call": 1, "unreachable": 1}
     text = check_formats.render(check.Report(jax_table(rows, rule=None), []), "text")
-    assert "its look-up is not known, so keys that no call finds are not reported: name" in text
+    assert "keys are judged as JAX rounds them, names of devices are not; --lookup" in " ".join(text.split())
 
 
 def test_empty_tables_and_devices():
@@ -275,7 +275,7 @@ def test_the_command_says_by_which_look_up_and_takes_another(autotune, tmp_path)
     rows = {KEY._replace(num_q_heads_per_blk=6): BlockSizes(8, 64)}
     (tmp_path / "table.py").write_text(render(Table(dialect=JAX, devices={"TPU v6": rows})))
     own = autotune("check", "table.py")
-    assert (own.returncode, "its look-up is not known" in own.stdout) == (0, True)
+    assert (own.returncode, "it holds no look-up: keys are judged as JAX rounds" in own.stdout) == (1, True)
     jaxs = autotune("check", "table.py", "--lookup", "jax-0.10", "--format", "json")
     assert jaxs.returncode == 1
     assert json.loads(jaxs.stdout)["counts"] == {"unreachable": 1}

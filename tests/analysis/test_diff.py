@@ -117,7 +117,7 @@ def test_regret_is_relative_to_the_best_on_the_same_keys():
         "+0.0%",
         "+21.0%",
     ]
-    assert "six on v5e: of 2 choices 1 do not run and 1 are not in the rows" in text
+    assert "six on v5e: mean over 0 keys; 1 do not run, 1 are not in the rows" in text
 
 
 def test_tables_of_only_three_are_counted():

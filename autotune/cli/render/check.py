@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.analysis.check import KINDS, Finding, Report
 from autotune.io.terminal import counted, printable
+from autotune.tables.dialects import JAX
 from autotune.tables.lookups import Rule
 
 WIDTH = 80
@@ -33,6 +34,11 @@ def heading(report: Report) -> str:
 def look_up(report: Report) -> str:
     """One line: whose look-up the keys were judged by."""
     rule = report.table.rule
+    if rule is None and report.table.dialect is JAX:
+        return (
+            "it holds no look-up: keys are judged as JAX rounds them, names of devices are not; --lookup "
+            "jax-0.10 judges both"
+        )
     if rule is None:
         return (
             "its look-up is not known, so keys that no call finds are not reported: name one, such as "

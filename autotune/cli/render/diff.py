@@ -125,7 +125,7 @@ def _dimensions(found: list[Dimension], mark: bool) -> list[str]:
     telling = [dimension for dimension in found if dimension.bits > 0][:DIMENSIONS]
     if not telling:
         return []
-    lines = ["", "which part of the key the changes run along, the most telling first:"]
+    lines = ["", "changed keys by part of the key, the most telling first:"]
     if mark:
         lines.append("")
     for dimension in telling:
@@ -185,8 +185,8 @@ def _regrets(comparison: Comparison, mark: bool) -> list[str]:
             cells.append("-" if regret is None or regret.mean is None else f"+{(regret.mean - 1) * 100:.1f}%")
             if regret and (regret.failed or regret.unknown):
                 notes.append(
-                    f"{table.shown} on {generation}: of {regret.keys + regret.failed + regret.unknown} "
-                    f"choices {regret.failed} do not run and {regret.unknown} are not in the rows"
+                    f"{table.shown} on {generation}: mean over {regret.keys} keys; {regret.failed} do not "
+                    f"run, {regret.unknown} are not in the rows"
                 )
         rows.append(cells)
     lines += _grid(["choices of", *(f"on {g}" for g in generations)], rows, mark)
