@@ -56,7 +56,7 @@ def replay(folder: Path, jobs: int) -> tuple[str, int, list[Moment]]:
         keys=presets.keys("published"),
         settings=Settings(vmem_limit_bytes=first["vmem_limit_bytes"]),
     )
-    verdicts = known(request, frame, tools)
+    verdicts = known(request, frame, tools)[1]
     search = sweep.search_for(request, Planner(request, None, tools, current(generation).version).plan())
     moments = [Moment(0.0, seconds_left(START_SECONDS, 0.0, search.outlook().seconds, jobs))]
     running: list[tuple[float, int]] = []

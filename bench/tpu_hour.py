@@ -132,7 +132,7 @@ def published(target: str, keys: Sequence[TableKey] | None = None) -> Preset:
     known.read(frame)
     plan = Planner(request, frame, tools, model).plan()
     # As on an idle machine: committed rows were compiled on busy ones, in several times the seconds.
-    compiled = verdicts_of(request, frame, tools)
+    compiled = verdicts_of(request, frame, tools)[1]
     seconds = [expected_compile_seconds(p) for p, verdict in compiled.items() if verdict.seconds]
 
     def case(key: TableKey) -> Case:

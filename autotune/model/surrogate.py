@@ -95,8 +95,18 @@ def _size(program: Program) -> tuple[int, int]:
 
 
 def _least_squares(rows: np.ndarray) -> np.ndarray:
-    """Non-negative coefficients c for which rows @ c is nearest to 1."""
-    from scipy.optimize import nnls
+    """Non-negative coefficients c for which rows @ c is nearest to 1.
 
-    coefficients: np.ndarray = nnls(rows, np.ones(len(rows)))[0]
+    Terms whose coefficient comes out negative are dropped and the rest fitted again. Not scipy's nnls: its
+    coefficients differ in 11% of fits, and with them a sweep's estimate of its time is 3.8 times too long
+    after a tenth of it, in place of 1.3 (`python -m bench.estimate`).
+    """
+    active = list(range(rows.shape[1]))
+    while active:
+        solution = np.linalg.lstsq(rows[:, active], np.ones(len(rows)), rcond=None)[0]
+        if (solution >= 0).all():
+            break
+        active = [term for term, value in zip(active, solution, strict=True) if value >= 0]
+    coefficients = np.zeros(rows.shape[1])
+    coefficients[active] = solution if active else 0.0
     return coefficients

@@ -137,7 +137,7 @@ class Planner:
             **dataclasses.asdict(tools),
         }
         self._kept = kept
-        self._recorded, self._verdicts = _known(request, frame, tools)
+        self._recorded, self._verdicts = known(request, frame, tools)
         self._published = published_table()
 
     def plan(self, mine: Collection[Program] | None = None) -> Plan:
@@ -248,7 +248,7 @@ def without_compile(request: Request, problem: Problem, program: Program) -> Com
     )
 
 
-def _known(
+def known(
     request: Request, frame: pd.DataFrame | None, tools: schema.Tools
 ) -> tuple[set[tuple[Any, ...]], dict[Program, Compiled]]:
     """Identities of the rows that are there, and the compiler's verdicts that they hold."""
@@ -273,7 +273,7 @@ def _known(
 
 
 def _replaced(request: Request, frame: pd.DataFrame | None) -> dataset.Replaced:
-    """Rows, timings among them, that are made anew though they are there: see `_known`."""
+    """Rows, timings among them, that are made anew though they are there: see `known`."""
     if frame is None:
         return {}
     again = ~frame["status"].isin(schema.STATUSES)

@@ -347,7 +347,7 @@ def test_a_flipped_bit_is_never_another_row(tmp_path: Path) -> None:
 def test_a_verdict_without_its_cycles_is_compiled_anew(cycles: list[int] | None) -> None:
     schedule = {"cycles": cycles, "vmem_used_bytes": 1, "smem_used_bytes": 1, "compile_seconds": 1.0}
     table = pa.Table.from_pylist([make_row(**schedule)], schema=schema.arrow())
-    found = plan.known(plan.Request(generation=V6E, keys=(KEY,)), table.to_pandas(), TOOLS)
+    found = plan.known(plan.Request(generation=V6E, keys=(KEY,)), table.to_pandas(), TOOLS)[1]
     assert len(found) == (cycles is not None)
 
 
