@@ -184,6 +184,7 @@ def test_it_opens_offline_with_nothing_in_the_console(browser: Browser, swept: s
     assert browser.console() == []
 
 
+@pytest.mark.slow  # the pages that it draws are those of other tests
 def test_pictures(browser: Browser, swept: str) -> None:
     seen = {}
     for name, size, scheme in (("light", WIDE, "light"), ("dark", WIDE, "dark"), ("narrow", NARROW, "light")):

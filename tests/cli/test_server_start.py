@@ -90,6 +90,7 @@ def test_a_default_that_reads_past_its_buffer_fails_though_it_compiles() -> None
 
 
 @WHEEL
+@pytest.mark.slow
 def test_vmem_of_a_limit_is_the_compilers_figure() -> None:
     result = check("--target", "v6e", "--page-size", "128", "--max-model-len", "1024", "--vmem-limit", "4MiB")
     assert result.exit_code == 1, result.output

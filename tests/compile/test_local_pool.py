@@ -209,6 +209,7 @@ def test_settings_of_the_user_change_no_verdict(tmp_path: Path) -> None:
     assert set_up == plain
 
 
+@pytest.mark.slow  # tests/timing/test_device_process.py has the same patience of the other kind of process
 def test_a_command_that_was_stopped_for_longer_than_the_limit_has_no_timeout(tmp_path: Path) -> None:
     """As by Ctrl-Z, and fg some time later."""
     limit = 15.0
